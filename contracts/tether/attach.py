@@ -1,0 +1,407 @@
+"""Attach: how a reader of a conversation gets on the log without losing or doubling anything. A pure machine.
+
+    begin ─▶ 1 subscribe to the live subject, buffering; barrier; the stream's end E, from the leader
+             2 the cursor is judged (position is not identity) ── changed ─▶ PositionChanged, from the beginning
+             3 read the suffix until the leader says that no more is stored
+             4 drain the buffer
+             5 live ── a silence is probed: the log has more ─▶ 3
+    a hole (first ≠ applied + 1): from a live copy: back to 3; in the log itself: a snapshot of that execution, once;
+    what even that does not cover is a gap, told once
+
+Subscribing comes first, so an event published at any step boundary is in the buffer, in the suffix, or in both:
+duplicates are dropped by identity (execution and ordinal, or the event's id), never by sequence. The buffer is
+bounded: when it overflows it is thrown away and the log is read again.
+
+An attach owns its reader by a token: inputs of an older token are no-ops (their timers and callbacks may still come).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import assert_never
+
+from tether.cursor import WHOLE, Cursor, Standing, judge
+from tether.events import ConversationEvent, Event, GapReason
+from tether.frames import Frame, decode
+from tether.limits import LIVE_BUFFER_BYTES_MAX
+from tether.ports import LiveMessage, StoredMessage
+from tether.snapshot import Snapshot
+from tether.subjects import EventAddress, parse_event
+
+
+@dataclass(frozen=True, slots=True)
+class Barriered:
+    """Subscribed, and the barrier has passed: from here on the live subject misses nothing on this connection."""
+
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndKnown:
+    """The stream's last sequence from its leader, and what it holds at the cursor's sequence."""
+
+    token: int
+    last_sequence: int
+    at_cursor: StoredMessage | None
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRead:
+    """Messages after the sequence that `Read` named; empty: nothing (more) is there."""
+
+    token: int
+    messages: Sequence[StoredMessage]
+
+
+@dataclass(frozen=True, slots=True)
+class LiveArrived:
+    token: int
+    message: LiveMessage
+
+
+@dataclass(frozen=True, slots=True)
+class Overflowed:
+    """The shell's own buffer of the subscription overflowed."""
+
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotRead:
+    """Answer to `AskSnapshot`; None where nobody can give one."""
+
+    token: int
+    execution: str
+    snapshot: Snapshot | None
+
+
+@dataclass(frozen=True, slots=True)
+class Silent:
+    """Nothing came for the silence probe's time."""
+
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """Answer to `Probe`: does the log hold a message after the last one seen?"""
+
+    token: int
+    more: bool
+
+
+AttachInput = Barriered | EndKnown | BatchRead | LiveArrived | Overflowed | SnapshotRead | Silent | Probed
+
+
+@dataclass(frozen=True, slots=True)
+class Subscribe:
+    """Subscribe to the conversation's live subject, then pass a barrier; answer Barriered."""
+
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class AskEnd:
+    """Ask the leader for the stream's end and for the message at `cursor_sequence` (0: none); answer EndKnown."""
+
+    token: int
+    cursor_sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Read the next batch after this sequence; answer BatchRead."""
+
+    token: int
+    after: int
+
+
+@dataclass(frozen=True, slots=True)
+class AskSnapshot:
+    """The log no longer holds all of this execution; answer SnapshotRead. Never wakes a sandbox."""
+
+    token: int
+    address: EventAddress
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Ask the leader whether anything is stored after this sequence; answer Probed."""
+
+    token: int
+    after: int
+
+
+@dataclass(frozen=True, slots=True)
+class Deliver:
+    """New events for the reader, in order. `cursor` is the reader's once it has applied them.
+    `replay`: they were stored before this attach began; nothing replayed is executed."""
+
+    address: EventAddress
+    events: Sequence[Event] | ConversationEvent
+    cursor: Cursor
+    replay: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DeliverSnapshot:
+    """State in place of events that are gone: replaces what the reader has of this execution, never with less."""
+
+    address: EventAddress
+    snapshot: Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class DeliverGap:
+    """Ordinals `first..last` are not to be had. Told once."""
+
+    address: EventAddress
+    first: int
+    last: int
+    reason: GapReason
+
+
+@dataclass(frozen=True, slots=True)
+class PositionChanged:
+    """The cursor names another stream's message: the reader starts over, from the beginning of what is retained."""
+
+
+@dataclass(frozen=True, slots=True)
+class CaughtUp:
+    """Everything stored before the attach has been delivered."""
+
+    cursor: Cursor
+
+
+AttachEffect = (
+    Subscribe
+    | AskEnd
+    | Read
+    | AskSnapshot
+    | Probe
+    | Deliver
+    | DeliverSnapshot
+    | DeliverGap
+    | PositionChanged
+    | CaughtUp
+)
+
+
+class _Phase(Enum):
+    NEW = "new"
+    SUBSCRIBING = "subscribing"
+    ENDING = "asking for the end"
+    READING = "reading"
+    DRAINING = "draining"
+    SNAPSHOT = "waiting for a snapshot"
+    LIVE = "live"
+
+
+@dataclass(frozen=True, slots=True)
+class _Hole:
+    """A frame that cannot be applied yet: ordinals `expected..first - 1` are missing before it."""
+
+    address: EventAddress
+    expected: int
+    first: int
+
+
+@dataclass(slots=True)
+class Attach:
+    """One attach of one reader. `cursor`: where it was; `applied`: last ordinal of each execution that it has."""
+
+    token: int
+    cursor: Cursor = field(default_factory=Cursor.beginning)
+    applied: dict[str, int] = field(default_factory=dict)
+    buffer_bytes_max: int = LIVE_BUFFER_BYTES_MAX
+    _phase: _Phase = _Phase.NEW
+    _end: int | None = None  # the watermark: replay until here
+    _seen: int = 0  # last sequence looked at
+    _ids: set[str] = field(default_factory=set)
+    _buffer: deque[LiveMessage] = field(default_factory=deque)
+    _buffered_bytes: int = 0
+    _hole: _Hole | None = None
+    _snapshot_used: set[str] = field(default_factory=set)
+    _caught_up: bool = False
+    _from_cursor: bool = False
+
+    def begin(self) -> list[AttachEffect]:
+        self._phase = _Phase.SUBSCRIBING
+        return [Subscribe(self.token)]
+
+    @property
+    def live(self) -> bool:
+        return self._phase is _Phase.LIVE
+
+    def apply(self, event: AttachInput) -> list[AttachEffect]:
+        if event.token != self.token:
+            return []
+        match event:
+            case Barriered():
+                self._phase = _Phase.ENDING
+                return [AskEnd(self.token, self.cursor.sequence)]
+            case EndKnown():
+                return self._end_known(event)
+            case BatchRead():
+                return self._batch(event.messages) if self._phase is _Phase.READING else []
+            case LiveArrived():
+                return self._live(event.message)
+            case Overflowed():
+                return self._overflow()
+            case SnapshotRead():
+                return self._snapshot(event)
+            case Silent():
+                return [Probe(self.token, self._seen)] if self._phase is _Phase.LIVE else []
+            case Probed():
+                return self._probed(event.more)
+            case _:
+                assert_never(event)
+
+    # --- steps ---
+
+    def _end_known(self, event: EndKnown) -> list[AttachEffect]:
+        if self._phase is not _Phase.ENDING:
+            return []
+        effects: list[AttachEffect] = []
+        if self._end is None:
+            self._end = event.last_sequence
+            standing = judge(self.cursor, event.at_cursor, last_sequence=event.last_sequence)
+            if standing is Standing.CHANGED:
+                self.cursor = Cursor.beginning()
+                self.applied.clear()
+                effects.append(PositionChanged())
+            self._from_cursor = self.cursor.sequence > 0
+            # The cursor's own message is read again when only a part of its frame was applied.
+            whole = self.cursor.sequence == 0 or self.cursor.index == WHOLE or event.at_cursor is None
+            self._seen = self.cursor.sequence if whole else self.cursor.sequence - 1
+        return [*effects, *self._read()]
+
+    def _read(self) -> list[AttachEffect]:
+        self._phase = _Phase.READING
+        return [Read(self.token, self._seen)]
+
+    def _batch(self, messages: Sequence[StoredMessage]) -> list[AttachEffect]:
+        effects: list[AttachEffect] = []
+        for message in messages:
+            effects += self._take(message.subject, message.sequence, message.stored_at_ns, message.data)
+            if self._hole is not None:
+                return [*effects, *self._missing()]
+        if messages:
+            return [*effects, Read(self.token, self._seen)]
+        # A follower that lags answers empty, too: only the leader says that no more is stored.
+        return [Probe(self.token, self._seen)]
+
+    def _probed(self, more: bool) -> list[AttachEffect]:
+        if self._phase not in (_Phase.READING, _Phase.LIVE):
+            return []
+        if more:
+            return self._read()
+        return self._drain() if self._phase is _Phase.READING else []
+
+    def _drain(self) -> list[AttachEffect]:
+        self._phase = _Phase.DRAINING
+        effects: list[AttachEffect] = []
+        while self._buffer:
+            message = self._buffer.popleft()
+            self._buffered_bytes -= len(message.data)
+            effects += self._take(message.subject, message.sequence, message.stored_at_ns, message.data)
+            if self._hole is not None:
+                return [*effects, *self._missing()]
+        self._phase = _Phase.LIVE
+        if not self._caught_up:
+            self._caught_up = True
+            effects.append(CaughtUp(self.cursor))
+        return effects
+
+    def _live(self, message: LiveMessage) -> list[AttachEffect]:
+        if self._phase is not _Phase.LIVE:
+            self._buffer.append(message)
+            self._buffered_bytes += len(message.data)
+            return self._overflow() if self._buffered_bytes > self.buffer_bytes_max else []
+        effects = self._take(message.subject, message.sequence, message.stored_at_ns, message.data)
+        return [*effects, *self._missing()] if self._hole is not None else effects
+
+    def _overflow(self) -> list[AttachEffect]:
+        self._buffer.clear()
+        self._buffered_bytes = 0
+        if self._phase in (_Phase.NEW, _Phase.SUBSCRIBING, _Phase.SNAPSHOT):
+            return []
+        self._phase = _Phase.ENDING
+        return [AskEnd(self.token, 0)]
+
+    # --- events ---
+
+    def _take(self, subject: str, sequence: int, stored_at_ns: int, data: bytes) -> list[AttachEffect]:
+        address = parse_event(subject)
+        message = decode(subject, data)
+        if isinstance(message, ConversationEvent):
+            fresh = message.id not in self._ids
+            self._ids.add(message.id)
+            self._passed(sequence, stored_at_ns)
+            return [Deliver(address, message, self.cursor, self._replay(sequence))] if fresh else []
+        return self._take_frame(address, message, sequence, stored_at_ns)
+
+    def _take_frame(self, address: EventAddress, frame: Frame, sequence: int, stored_at_ns: int) -> list[AttachEffect]:
+        applied = self.applied.get(address.execution)
+        if applied is None:
+            # A reader that comes with a cursor has what is before it; one from the beginning misses what is missing.
+            partly = sequence == self.cursor.sequence and self.cursor.index != WHOLE
+            begun = frame.first - 1 + (self._applied_in(frame) if partly else 0)
+            applied = begun if self._from_cursor else 0
+            self.applied[address.execution] = applied
+        if frame.first > applied + 1:
+            self._hole = _Hole(address, applied + 1, frame.first)
+            return []
+        self._passed(sequence, stored_at_ns)
+        events = [event for event in frame.events if event.end > applied]
+        if not events:
+            return []
+        self.applied[address.execution] = frame.last
+        return [Deliver(address, events, self.cursor, self._replay(sequence))]
+
+    def _replay(self, sequence: int) -> bool:
+        return self._end is None or sequence <= self._end
+
+    def _applied_in(self, frame: Frame) -> int:
+        """Ordinals of the frame that the cursor's index covers."""
+        covered = frame.events[: self.cursor.index]
+        return covered[-1].end - frame.first + 1 if covered else 0
+
+    def _passed(self, sequence: int, stored_at_ns: int) -> None:
+        self._seen = max(self._seen, sequence)
+        if sequence >= self.cursor.sequence and stored_at_ns:
+            self.cursor = Cursor.after(sequence, stored_at_ns)
+
+    def _missing(self) -> list[AttachEffect]:
+        """A hole among live copies (one was lost, or they came out of order): the log decides. A hole in the log
+        itself: a snapshot of the execution, once; then the gap."""
+        hole = self._hole
+        assert hole is not None
+        if self._phase is not _Phase.READING:
+            self._hole = None
+            self._buffer.clear()
+            self._buffered_bytes = 0
+            return self._read()
+        if hole.address.execution in self._snapshot_used:
+            return self._give_up(hole)
+        self._snapshot_used.add(hole.address.execution)
+        self._phase = _Phase.SNAPSHOT
+        return [AskSnapshot(self.token, hole.address)]
+
+    def _snapshot(self, event: SnapshotRead) -> list[AttachEffect]:
+        hole = self._hole
+        if self._phase is not _Phase.SNAPSHOT or hole is None or hole.address.execution != event.execution:
+            return []
+        if event.snapshot is None or event.snapshot.watermark.ordinal < hole.expected:
+            return self._give_up(hole)
+        self._hole = None
+        self.applied[event.execution] = event.snapshot.watermark.ordinal
+        return [DeliverSnapshot(hole.address, event.snapshot), *self._read()]
+
+    def _give_up(self, hole: _Hole) -> list[AttachEffect]:
+        self._hole = None
+        self.applied[hole.address.execution] = hole.first - 1
+        return [DeliverGap(hole.address, hole.expected, hole.first - 1, "retention_gap"), *self._read()]

@@ -1,0 +1,62 @@
+"""NATS headers on the wire: encode, parse, status line; and RFC 3339 times to nanoseconds."""
+
+from __future__ import annotations
+
+import calendar
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Final
+
+from tether.errors import BusError
+
+_LINE: Final = b"NATS/1.0"
+_KEY: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_BREAKS: Final = re.compile(r"[\r\n\0]")
+
+
+def encode(headers: Mapping[str, str]) -> bytes:
+    """The header block. Raises BusError for a name or value that would not survive it."""
+    lines = [_LINE]
+    for key, value in headers.items():
+        if not _KEY.fullmatch(key) or _BREAKS.search(value):
+            raise BusError(f"header {key!r} cannot be sent")
+        lines.append(f"{key}: {value}".encode())
+    return b"\r\n".join(lines) + b"\r\n\r\n"
+
+
+def parse(raw: bytes | None) -> tuple[int, str, dict[str, str]]:
+    """(status or 0, its description, headers). Lines that are none are skipped; the first of a name counts."""
+    if not raw:
+        return 0, "", {}
+    first, *lines = raw.decode("utf-8", "replace").split("\r\n")
+    code, _, description = first[len(_LINE) :].strip().partition(" ")
+    headers: dict[str, str] = {}
+    for line in lines:
+        key, colon, value = line.partition(":")
+        if colon:
+            headers.setdefault(key, value.strip())
+    return (int(code) if code.isdigit() else 0), description, headers
+
+
+@lru_cache(maxsize=1024)
+def _seconds(text: str) -> int:
+    year, month, day = int(text[0:4]), int(text[5:7]), int(text[8:10])
+    return calendar.timegm((year, month, day, int(text[11:13]), int(text[14:16]), int(text[17:19])))
+
+
+def time_ns(text: str) -> int:
+    """Unix nanoseconds of an RFC 3339 time as servers write it; 0 for an empty text."""
+    if not text:
+        return 0
+    seconds, rest = _seconds(text[:19]), text[19:]
+    fraction, offset_s = "", 0
+    if rest.startswith("."):
+        end = 1
+        while end < len(rest) and rest[end].isdigit():
+            end += 1
+        fraction, rest = rest[1:end], rest[end:]
+    if rest and rest not in ("Z", "z"):
+        sign = -1 if rest[0] == "-" else 1
+        offset_s = sign * (int(rest[1:3]) * 3600 + int(rest[4:6]) * 60)
+    return (seconds - offset_s) * 1_000_000_000 + int((fraction + "000000000")[:9])

@@ -1,0 +1,60 @@
+"""Subscriptions over NATS: the read loop puts into a bounded buffer; an overflow tells the server to stop sending."""
+
+from __future__ import annotations
+
+from tether.buffers import BufferedSubscription, M
+from tether.bus import headers as wire_headers
+from tether.bus.connection import Connection
+from tether.ports import LiveMessage, Message
+
+
+def to_message(subject: bytes, reply: bytes, raw: bytes | None, data: bytes) -> Message:
+    return Message(subject.decode(), data, reply.decode(), wire_headers.parse(raw)[2] if raw else {})
+
+
+def to_live(subject: bytes, reply: bytes, raw: bytes | None, data: bytes) -> LiveMessage:
+    """A copy without its sequence (somebody published to the live subject by hand) has sequence 0."""
+    headers = wire_headers.parse(raw)[2]
+    sequence, previous = headers.get("Nats-Sequence", ""), headers.get("Nats-Last-Sequence", "")
+    return LiveMessage(
+        subject.decode(),
+        int(sequence) if sequence.isdigit() else 0,
+        int(previous) if previous.isdigit() else 0,
+        data,
+        wire_headers.time_ns(headers.get("Nats-Time-Stamp", "")),
+        headers,
+    )
+
+
+class _NatsSubscription(BufferedSubscription[M]):
+    def __init__(self, connection: Connection, subject: str, buffer_bytes_max: int) -> None:
+        super().__init__(subject, buffer_bytes_max)
+        self._wire = connection.wire
+        self._sid = 0
+        self._forget = connection.on_closed(self._end)
+
+    def _received(self, message: M, size_bytes: int) -> None:
+        if not self.put(message, size_bytes):
+            self._wire.unsub(self._sid)
+
+    async def close(self) -> None:
+        if not self._closed:
+            self._forget()
+            self._wire.unsub(self._sid)
+        await super().close()
+
+
+class CoreSubscription(_NatsSubscription[Message]):
+    def start(self, queue: str) -> None:
+        self._sid = self._wire.sub(self.subject, queue, self._deliver, self.fail)
+
+    def _deliver(self, subject: bytes, reply: bytes, raw: bytes | None, data: bytes) -> None:
+        self._received(to_message(subject, reply, raw, data), len(data) + len(raw or b""))
+
+
+class LiveCopySubscription(_NatsSubscription[LiveMessage]):
+    def start(self) -> None:
+        self._sid = self._wire.sub(self.subject, "", self._deliver, self.fail)
+
+    def _deliver(self, subject: bytes, reply: bytes, raw: bytes | None, data: bytes) -> None:
+        self._received(to_live(subject, reply, raw, data), len(data) + len(raw or b""))

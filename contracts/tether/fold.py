@@ -1,0 +1,569 @@
+"""The fold: events → state, one builder used by collector, projection, SDK and console.
+
+The law that the product rests on, for every watermark w, with duplicates, re-deliveries and re-cut frames thrown in:
+
+    fold(snapshot at w, events after w) = fold(all events)
+
+`ExecutionFold.apply` takes an execution's events in order of ordinal and answers Applied, Duplicate or Hole; after a
+Hole the reader fetches what is missing, or calls `skip_to` and the gap is part of the state, once. The builder is
+mutable and O(1) amortised per event (growing text is a list of pieces); `freeze()` makes the state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Annotated, Any, ClassVar, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from tether import events as ev
+from tether.events import ConversationEvent, Event
+
+RAW_ITEMS_MAX: Final = 200  # raw lines kept in a state; further ones are counted
+Phase = Literal["starting", "running", "waiting", "exiting", "ended"]
+
+
+class _State(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+
+class TextItem(_State):
+    """`state`: streaming (provisional) | completed | partial (cut off) | discarded (void: its text is gone)."""
+
+    kind: Literal["text", "reasoning"] = "text"
+    id: str
+    state: Literal["streaming", "completed", "partial", "discarded"] = "streaming"
+    text: str = ""
+    parent: str | None = None
+    blob: dict[str, Any] | None = None
+
+
+class ToolItem(_State):
+    """`state`: running | ok | error | interrupted | unknown (the process ended and nobody can tell)."""
+
+    kind: Literal["tool"] = "tool"
+    id: str
+    state: Literal["running", "ok", "error", "interrupted", "unknown"] = "running"
+    name: str = ""
+    input: Any = None
+    progress: str = ""
+    output: Any = None
+    parent: str | None = None
+    detail: str | None = None
+    blob: dict[str, Any] | None = None
+
+
+class InteractionItem(_State):
+    """A question to a human. `asks`: approval | question."""
+
+    kind: Literal["interaction"] = "interaction"
+    id: str
+    state: Literal["pending", "answered", "denied", "expired", "cancelled"] = "pending"
+    asks: Literal["approval", "question"] = "approval"
+    name: str = ""
+    input: Any = None
+    tool: str | None = None
+    description: str | None = None
+    questions: list[dict[str, Any]] = Field(default_factory=list)
+    control: str | None = None
+
+
+class RawItem(_State):
+    kind: Literal["raw"] = "raw"
+    id: str
+    stream: str
+    preview: str
+    bytes: int
+    why: str
+
+
+class GapItem(_State):
+    """What is missing here, told once. `from_ordinal..to_ordinal` inclusive where known."""
+
+    kind: Literal["gap"] = "gap"
+    id: str
+    reason: str
+    from_ordinal: int | None = None
+    to_ordinal: int | None = None
+    detail: str | None = None
+
+
+Item = Annotated[TextItem | ToolItem | InteractionItem | RawItem | GapItem, Field(discriminator="kind")]
+
+
+class UsageTotal(_State):
+    """Sum over turns, each counted once."""
+
+    turns: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cache_read_tokens: int = 0
+    cache_write_tokens: int = 0
+    cost_usd: float | None = None
+
+
+class ExecutionState(_State):
+    """Everything that the events up to `applied` say of one execution. Times are unix milliseconds."""
+
+    applied: int = 0
+    phase: Phase = "starting"
+    outcome: str | None = None
+    response_outcome: str | None = None
+    error: dict[str, Any] | None = None
+    agent: str | None = None
+    request: str | None = None
+    target: dict[str, Any] | None = None
+    native_session: str | None = None
+    resumable: bool = False
+    model: str | None = None
+    cli_version: str | None = None
+    started_at: int | None = None
+    response_ended_at: int | None = None
+    ended_at: int | None = None
+    proof: dict[str, Any] | None = None
+    exit: int | None = None
+    tail: str = "complete"
+    items: list[Item] = Field(default_factory=list)
+    usage: UsageTotal = UsageTotal()
+    usage_by_turn: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    turns_completed: int = 0
+    model_request: dict[str, Any] | None = None
+    background: list[str] = Field(default_factory=list)
+    receipts: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    raw_omitted: int = 0
+    partial: bool = False
+
+    @property
+    def text(self) -> str:
+        """The completed text of the agent itself (not of its subagents), in order."""
+        return "\n\n".join(
+            item.text
+            for item in self.items
+            if isinstance(item, TextItem)
+            and item.kind == "text"
+            and item.parent is None
+            and item.state in ("completed", "partial")
+        )
+
+    def pending(self) -> list[InteractionItem]:
+        return [item for item in self.items if isinstance(item, InteractionItem) and item.state == "pending"]
+
+
+class Applied(Enum):
+    """What `apply` did. A hole changes nothing: fetch `fold.applied + 1` onwards, or `skip_to`."""
+
+    APPLIED = "applied"
+    DUPLICATE = "duplicate"
+    HOLE = "hole"
+
+
+@dataclass(slots=True)
+class _Text:
+    """A growing text: pieces, and their total length in code points."""
+
+    pieces: list[str] = field(default_factory=list)
+    length: int = 0
+
+    def add(self, text: str, offset: int) -> None:
+        """Append what lies beyond the present end; a merged delta may overlap what is there already."""
+        fresh = text[max(0, self.length - offset) :] if offset < self.length else text
+        if fresh:
+            self.pieces.append(fresh)
+            self.length += len(fresh)
+
+    def set(self, text: str) -> None:
+        self.pieces = [text]
+        self.length = len(text)
+
+    def value(self) -> str:
+        if len(self.pieces) > 1:
+            self.pieces = ["".join(self.pieces)]
+        return self.pieces[0] if self.pieces else ""
+
+
+class ExecutionFold:
+    """Builder of one `ExecutionState`. Start empty, or from a snapshot's state."""
+
+    def __init__(self, state: ExecutionState | None = None) -> None:
+        base = ExecutionState() if state is None else state.model_copy(deep=True)
+        self._state = base
+        self._items: dict[str, Any] = {_key(item): item for item in base.items}
+        base.items = []  # kept in `_items` until frozen
+        self._texts: dict[str, _Text] = {}
+        for key, item in self._items.items():
+            self._texts[key] = _Text()
+            content = item.progress if isinstance(item, ToolItem) else getattr(item, "text", "")
+            self._texts[key].add(content, 0)
+        self._raw_count = sum(isinstance(item, RawItem) for item in self._items.values())
+
+    @property
+    def applied(self) -> int:
+        """The last ordinal that is in the state."""
+        return self._state.applied
+
+    @property
+    def phase(self) -> Phase:
+        return self._state.phase
+
+    @property
+    def response_ended(self) -> bool:
+        return self._state.response_outcome is not None
+
+    @property
+    def ended(self) -> bool:
+        return self._state.outcome is not None
+
+    def apply(self, event: Event) -> Applied:
+        """Apply the next event. Unknown types count as applied and change nothing else."""
+        if event.end <= self._state.applied:
+            return Applied.DUPLICATE
+        if event.ordinal > self._state.applied + 1:
+            return Applied.HOLE
+        handler = self._HANDLERS.get(event.type)
+        if handler is not None:
+            try:
+                handler(self, event)
+            except (ValidationError, KeyError, TypeError):
+                # A writer that lies about a body must not stop its readers; what it said is told as missing.
+                self._gap(str(event.ordinal), "corrupt", event.ordinal, event.end, f"{event.type} has a bad body")
+        self._state.applied = event.end
+        return Applied.APPLIED
+
+    def skip_to(self, ordinal: int, reason: ev.GapReason) -> None:
+        """Give up the ordinals before `ordinal`: the state says so, is partial, and goes on from there."""
+        first = self._state.applied + 1
+        if ordinal <= first:
+            return
+        self._gap(f"skip-{first}", reason, first, ordinal - 1, None)
+        self._state.applied = ordinal - 1
+
+    def freeze(self) -> ExecutionState:
+        """The state as of `applied`; the builder can go on."""
+        items: list[Any] = []
+        for key, item in self._items.items():
+            copied = item.model_copy()
+            if isinstance(copied, TextItem):
+                copied.text = self._texts[key].value()
+            elif isinstance(copied, ToolItem):
+                copied.progress = self._texts[key].value()
+            items.append(copied)
+        frozen = self._state.model_copy(deep=True)
+        frozen.items = items
+        return frozen
+
+    # --- items ---
+
+    def _text_item(self, kind: Literal["text", "reasoning"], segment: str, parent: str | None) -> TextItem:
+        key = f"{kind}/{segment}"
+        item = self._items.get(key)
+        if item is None:
+            item = TextItem(kind=kind, id=segment, parent=parent)
+            self._items[key] = item
+            self._texts[key] = _Text()
+        assert isinstance(item, TextItem)
+        return item
+
+    def _delta(self, event: Event) -> None:
+        body = event.body
+        kind: Literal["text", "reasoning"] = "text" if event.type == ev.TEXT_DELTA else "reasoning"
+        item = self._text_item(kind, body["segment"], body.get("parent"))
+        if item.state == "streaming":
+            self._texts[f"{kind}/{item.id}"].add(body["text"], body["offset"])
+
+    def _completed(self, event: Event) -> None:
+        body = ev.TextCompleted.model_validate(event.body)
+        kind: Literal["text", "reasoning"] = "text" if event.type == ev.TEXT_COMPLETED else "reasoning"
+        item = self._text_item(kind, body.segment, body.parent)
+        text = self._texts[f"{kind}/{item.id}"]
+        # A preview never replaces the whole text that the deltas gave already.
+        if not (body.blob is not None and body.chars is not None and text.length == body.chars):
+            text.set(body.text)
+            item.blob = None if body.blob is None else body.blob.model_dump()
+        item.state = "partial" if body.partial else "completed"
+
+    def _discarded(self, event: Event) -> None:
+        for kind in ("text", "reasoning"):
+            item = self._items.get(f"{kind}/{event.body['segment']}")
+            if isinstance(item, TextItem) and item.state == "streaming":
+                item.state = "discarded"
+                self._texts[f"{kind}/{item.id}"].set("")
+
+    def _tool(self, tool: str) -> ToolItem:
+        key = f"tool/{tool}"
+        item = self._items.get(key)
+        if item is None:
+            item = ToolItem(id=tool)
+            self._items[key] = item
+            self._texts[key] = _Text()
+        assert isinstance(item, ToolItem)
+        return item
+
+    def _tool_started(self, event: Event) -> None:
+        body = ev.ToolStarted.model_validate(event.body)
+        item = self._tool(body.tool)
+        item.name, item.input, item.parent = body.name, body.input, body.parent
+
+    def _tool_progress(self, event: Event) -> None:
+        self._tool(event.body["tool"])
+        self._texts[f"tool/{event.body['tool']}"].add(event.body["text"], event.body["offset"])
+
+    def _tool_completed(self, event: Event) -> None:
+        body = ev.ToolCompleted.model_validate(event.body)
+        item = self._tool(body.tool)
+        item.state, item.output, item.detail = body.status, body.output, body.detail
+        item.blob = None if body.blob is None else body.blob.model_dump()
+
+    def _requested(self, event: Event) -> None:
+        body = ev.InteractionRequested.model_validate(event.body)
+        key = f"interaction/{body.interaction}"
+        if key not in self._items:
+            self._items[key] = InteractionItem(
+                id=body.interaction,
+                asks=body.kind,
+                name=body.name,
+                input=body.input,
+                tool=body.tool,
+                description=body.description,
+                questions=[question.model_dump() for question in body.questions],
+            )
+            self._texts[key] = _Text()
+        self._phase_from_interactions()
+
+    def _resolved(self, event: Event) -> None:
+        body = ev.InteractionResolved.model_validate(event.body)
+        item = self._items.get(f"interaction/{body.interaction}")
+        if isinstance(item, InteractionItem) and item.state == "pending":
+            item.state, item.control = body.outcome, body.control
+        self._phase_from_interactions()
+
+    def _phase_from_interactions(self) -> None:
+        if self._state.phase in ("running", "waiting"):
+            waiting = any(
+                isinstance(item, InteractionItem) and item.state == "pending" for item in self._items.values()
+            )
+            self._state.phase = "waiting" if waiting else "running"
+
+    def _raw(self, event: Event) -> None:
+        if self._raw_count >= RAW_ITEMS_MAX:
+            self._state.raw_omitted += 1
+            return
+        self._raw_count += 1
+        body = ev.Raw.model_validate(event.body)
+        self._put(
+            RawItem(id=str(event.ordinal), stream=body.stream, preview=body.preview, bytes=body.bytes, why=body.why)
+        )
+
+    def _put(self, item: RawItem | GapItem) -> None:
+        self._items[_key(item)] = item
+        self._texts[_key(item)] = _Text()
+
+    def _gap(self, key: str, reason: str, first: int | None, last: int | None, detail: str | None) -> None:
+        self._state.partial = True
+        self._put(GapItem(id=key, reason=reason, from_ordinal=first, to_ordinal=last, detail=detail))
+
+    # --- the execution itself ---
+
+    def _started(self, event: Event) -> None:
+        body = ev.ExecutionStarted.model_validate(event.body)
+        state = self._state
+        state.phase, state.started_at = "running", event.at
+        state.agent, state.request, state.target = body.agent, body.request, body.target
+
+    def _bound(self, event: Event) -> None:
+        body = ev.SessionBound.model_validate(event.body)
+        state = self._state
+        state.native_session = body.native_session
+        state.resumable = state.resumable or body.resumable
+        state.model = body.model or state.model
+        state.cli_version = body.cli_version or state.cli_version
+
+    def _model_request(self, event: Event) -> None:
+        self._state.model_request = {**event.body, "at": event.at}
+
+    def _usage(self, event: Event) -> None:
+        body = ev.Usage.model_validate(event.body)
+        state = self._state
+        if body.turn in state.usage_by_turn:
+            return
+        state.usage_by_turn[body.turn] = body.model_dump(exclude_none=True)
+        total = state.usage
+        cost = total.cost_usd
+        if body.cost_usd is not None:
+            cost = (cost or 0.0) + body.cost_usd
+        state.usage = UsageTotal(
+            turns=total.turns + 1,
+            input_tokens=total.input_tokens + body.input_tokens,
+            output_tokens=total.output_tokens + body.output_tokens,
+            cache_read_tokens=total.cache_read_tokens + body.cache_read_tokens,
+            cache_write_tokens=total.cache_write_tokens + body.cache_write_tokens,
+            cost_usd=cost,
+        )
+
+    def _background(self, event: Event) -> None:
+        body = ev.Background.model_validate(event.body)
+        open_work = self._state.background
+        if body.state == "started" and body.id not in open_work:
+            open_work.append(body.id)
+        elif body.state == "completed" and body.id in open_work:
+            open_work.remove(body.id)
+
+    def _turn(self, event: Event) -> None:
+        self._state.turns_completed += 1
+
+    def _receipt(self, event: Event) -> None:
+        body = ev.ControlReceipt.model_validate(event.body)
+        self._state.receipts[body.control] = body.model_dump(exclude_none=True)
+
+    def _response_ended(self, event: Event) -> None:
+        body = ev.ResponseEnded.model_validate(event.body)
+        state = self._state
+        if state.response_outcome is None:
+            state.response_outcome, state.response_ended_at = body.outcome, event.at
+            state.error = None if body.error is None else body.error.model_dump()
+            state.phase = "exiting"
+
+    def _execution_ended(self, event: Event) -> None:
+        body = ev.ExecutionEnded.model_validate(event.body)
+        state = self._state
+        state.phase, state.outcome, state.ended_at = "ended", body.outcome, event.at
+        state.proof = None if body.proof is None else body.proof.model_dump(exclude_none=True)
+        state.exit, state.tail = body.exit, body.tail
+        state.partial = state.partial or body.tail == "unknown"
+        if state.error is None and body.error is not None:
+            state.error = body.error.model_dump()
+        for item in self._items.values():
+            if isinstance(item, ToolItem) and item.state == "running":
+                item.state = "unknown"
+            elif isinstance(item, InteractionItem) and item.state == "pending":
+                item.state = "expired"
+            elif isinstance(item, TextItem) and item.state == "streaming":
+                item.state = "partial"
+
+    def _gap_event(self, event: Event) -> None:
+        body = ev.Gap.model_validate(event.body)
+        self._gap(str(event.ordinal), body.reason, body.from_, body.to, body.detail)
+
+    _HANDLERS: ClassVar[dict[str, Callable[[ExecutionFold, Event], None]]] = {
+        ev.EXECUTION_STARTED: _started,
+        ev.SESSION_BOUND: _bound,
+        ev.TEXT_DELTA: _delta,
+        ev.REASONING_DELTA: _delta,
+        ev.TEXT_COMPLETED: _completed,
+        ev.REASONING_COMPLETED: _completed,
+        ev.TEXT_DISCARDED: _discarded,
+        ev.TOOL_STARTED: _tool_started,
+        ev.TOOL_PROGRESS: _tool_progress,
+        ev.TOOL_COMPLETED: _tool_completed,
+        ev.INTERACTION_REQUESTED: _requested,
+        ev.INTERACTION_RESOLVED: _resolved,
+        ev.RAW: _raw,
+        ev.MODEL_REQUEST: _model_request,
+        ev.USAGE: _usage,
+        ev.BACKGROUND: _background,
+        ev.TURN_COMPLETED: _turn,
+        ev.CONTROL_RECEIPT: _receipt,
+        ev.RESPONSE_ENDED: _response_ended,
+        ev.EXECUTION_ENDED: _execution_ended,
+        ev.GAP: _gap_event,
+    }
+
+
+def _key(item: Any) -> str:
+    return f"{item.kind}/{item.id}"
+
+
+class MessageState(_State):
+    """A user's message. `response`: the one that answers it; `into` is set where it joined a running one."""
+
+    request: str
+    content: list[dict[str, Any]]
+    at: int
+    prompt_sequence: int = 0
+    into: str | None = None
+    response: str | None = None
+    author: str | None = None
+
+
+class ResponseState(_State):
+    """An answer on its way. `state`: created | failed | superseded, then whatever its execution says."""
+
+    response: str
+    request: str
+    execution: str | None = None
+    agent: str | None = None
+    at: int
+    state: Literal["created", "failed", "superseded"] = "created"
+    error: dict[str, Any] | None = None
+
+
+class ConversationState(_State):
+    """The conversation-level events, folded. Lists are in order of the log."""
+
+    messages: list[MessageState] = Field(default_factory=list)
+    responses: list[ResponseState] = Field(default_factory=list)
+    receipts: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    recoveries: list[dict[str, Any]] = Field(default_factory=list)
+
+
+class ConversationFold:
+    """Builder of a `ConversationState`: events of `_`, each identified by `id`, in order of sequence."""
+
+    def __init__(self) -> None:
+        self._seen: set[str] = set()
+        self._messages: dict[str, MessageState] = {}
+        self._responses: dict[str, ResponseState] = {}
+        self._receipts: dict[str, dict[str, Any]] = {}
+        self._recoveries: list[dict[str, Any]] = []
+
+    def apply(self, event: ConversationEvent) -> Applied:
+        """Apply an event; one with a known id changes nothing. Never answers Hole: `_` forms no chain."""
+        if event.id in self._seen:
+            return Applied.DUPLICATE
+        self._seen.add(event.id)
+        match event.type:
+            case ev.PROMPT_ADMITTED:
+                admitted = ev.PromptAdmitted.model_validate(event.body)
+                self._messages[admitted.request] = MessageState(at=event.at, **admitted.model_dump())
+            case ev.RESPONSE_CREATED:
+                created = ev.ResponseCreated.model_validate(event.body)
+                self._responses[created.response] = ResponseState(
+                    response=created.response,
+                    request=created.request,
+                    execution=created.execution,
+                    agent=created.agent,
+                    at=event.at,
+                )
+                if created.request in self._messages:
+                    self._messages[created.request].response = created.response
+            case ev.RESPONSE_FAILED:
+                self._failed(ev.ResponseFailed.model_validate(event.body), event.at)
+            case ev.RESPONSE_SUPERSEDED:
+                superseded = ev.ResponseSuperseded.model_validate(event.body)
+                if superseded.response in self._responses:
+                    self._responses[superseded.response].state = "superseded"
+            case ev.CONTROL_RECEIPT:
+                self._receipts[str(event.body.get("control"))] = dict(event.body)
+            case ev.RECOVERY:
+                self._recoveries.append({**event.body, "at": event.at})
+        return Applied.APPLIED
+
+    def _failed(self, body: ev.ResponseFailed, at: int) -> None:
+        error = {"code": body.code, "detail": body.detail, "retryable": body.retryable}
+        response = body.response or f"{body.request}/failed"
+        known = self._responses.get(response)
+        if known is None:
+            self._responses[response] = ResponseState(
+                response=response, request=body.request, at=at, state="failed", error=error
+            )
+        else:
+            known.state, known.error = "failed", error
+
+    def freeze(self) -> ConversationState:
+        return ConversationState(
+            messages=[message.model_copy() for message in self._messages.values()],
+            responses=[response.model_copy() for response in self._responses.values()],
+            receipts=dict(self._receipts),
+            recoveries=list(self._recoveries),
+        )

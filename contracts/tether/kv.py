@@ -1,0 +1,119 @@
+"""Key-value buckets over a bus's streams: get, create, compare-and-set, delete, keys.
+
+A bucket `B` is the stream `KV_B` with subjects `$KV.B.{key}`; a revision is a stream sequence. Every value carries
+the operation id that wrote it (`op`), so a writer whose answer was lost finds out whether it won:
+an equal id is success. Leases use a bucket with history 1 and per-key TTL, written with compare-and-set.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from tether.errors import UndecidedError, WrongLastSequenceError
+from tether.ports import Bus, StoredMessage
+
+_OPERATION: Final = "KV-Operation"
+_ATTEMPTS_MAX: Final = 8  # of an undecided write before the caller is told
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """`revision` is the compare-and-set token of the next write. `value` is the JSON object as stored."""
+
+    key: str
+    value: dict[str, Any]
+    revision: int
+    stored_at_ns: int
+
+
+class Conflict(Exception):  # noqa: N818 - an outcome of compare-and-set, not a fault
+    """Compare-and-set lost: `current` is what is there now (None: no such key)."""
+
+    def __init__(self, key: str, current: Entry | None) -> None:
+        super().__init__(f"{key} was written by another")
+        self.key = key
+        self.current = current
+
+
+class Bucket:
+    """One bucket. `leader=False` reads by direct get (sandboxes); services that decide read from the leader."""
+
+    def __init__(self, bus: Bus, name: str, *, leader: bool = True) -> None:
+        self._bus = bus
+        self.name = name
+        self._stream = f"KV_{name}"
+        self._leader = leader
+
+    def _subject(self, key: str) -> str:
+        return f"$KV.{self.name}.{key}"
+
+    def _entry(self, message: StoredMessage | None) -> Entry | None:
+        if message is None or message.headers.get(_OPERATION) in ("DEL", "PURGE"):
+            return None
+        value = json.loads(message.data)
+        key = message.subject.removeprefix(f"$KV.{self.name}.")
+        return Entry(key, value, message.sequence, message.stored_at_ns)
+
+    async def get(self, key: str) -> Entry | None:
+        return self._entry(await self._bus.last(self._stream, self._subject(key), leader=self._leader))
+
+    async def create(self, key: str, value: dict[str, Any], *, op: str, ttl_s: int | None = None) -> Entry:
+        """Write a key that must not exist (a deleted or expired one does not). Raises Conflict, BusError."""
+        message = await self._bus.last(self._stream, self._subject(key), leader=self._leader)
+        entry = self._entry(message)
+        if entry is not None:
+            if entry.value.get("op") == op:
+                return entry
+            raise Conflict(key, entry)
+        return await self._put(key, value, op=op, revision=message.sequence if message else 0, ttl_s=ttl_s)
+
+    async def update(
+        self, key: str, value: dict[str, Any], *, op: str, revision: int, ttl_s: int | None = None
+    ) -> Entry:
+        """Replace the value of exactly `revision`. Raises Conflict, BusError. Idempotent by `op`."""
+        return await self._put(key, value, op=op, revision=revision, ttl_s=ttl_s)
+
+    async def _put(self, key: str, value: dict[str, Any], *, op: str, revision: int, ttl_s: int | None) -> Entry:
+        subject = self._subject(key)
+        data = json.dumps({**value, "op": op}, separators=(",", ":")).encode()
+        undecided: UndecidedError | None = None
+        for _ in range(_ATTEMPTS_MAX):
+            try:
+                ack = await self._bus.publish(subject, data, expect_last=revision, ttl_s=ttl_s)
+            except UndecidedError as error:
+                undecided = error
+                continue
+            except WrongLastSequenceError:
+                # Ours, if an earlier attempt was stored and only its answer was lost.
+                current = await self.get(key)
+                if current is not None and current.value.get("op") == op:
+                    return current
+                raise Conflict(key, current) from None
+            return Entry(key, {**value, "op": op}, ack.sequence, 0)
+        assert undecided is not None
+        raise undecided
+
+    async def delete(self, key: str, *, revision: int) -> None:
+        """Delete exactly `revision` (a marker remains, so that revisions keep growing). Raises Conflict."""
+        try:
+            await self._bus.publish(self._subject(key), b"", expect_last=revision, headers={_OPERATION: "DEL"})
+        except WrongLastSequenceError:
+            current = await self.get(key)
+            if current is not None:
+                raise Conflict(key, current) from None
+
+    async def keys(self, filter_key: str = ">") -> AsyncIterator[Entry]:
+        """Every live entry whose key matches `filter_key` (subject wildcards), in order of revision."""
+        after = 0
+        while True:
+            batch = await self._bus.read(self._stream, after, self._subject(filter_key))
+            for message in batch:
+                after = message.sequence
+                entry = self._entry(message)
+                if entry is not None:
+                    yield entry
+            if not batch:
+                return

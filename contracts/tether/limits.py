@@ -1,0 +1,85 @@
+"""Every number, with its unit in its name and its reason beside it. Operators' settings default to these."""
+
+from typing import Final
+
+KIB: Final = 1024
+MIB: Final = 1024 * KIB
+
+# --- of the product's specification: each has a test ---
+ADMISSION_WAIT_S: Final = 5.0  # bounds a caller's wait for the conversation's gate, not the prompt
+DISCOVERY_SANDBOXES_MAX: Final = 4  # takeover without a resolvable target asks at most so many sandboxes
+DISCOVERY_WAIT_S: Final = 6.0
+ATTACH_QUICK_ATTEMPTS: Final = 8
+RECONCILE_INTERVAL_S: Final = 30.0
+RECONCILE_INTERVAL_MAX_S: Final = 60.0
+DISCOVERY_ENTRIES_MAX: Final = 256
+DISCOVERY_BYTES_MAX: Final = 256 * KIB
+DISCOVERY_RESERVED_BYTES: Final = 32 * KIB  # of the above, kept for the registration's own fields
+TERMINAL_RETENTION_S: Final = 24 * 3600.0
+TERMINAL_DISK_GRACE_S: Final = 300.0
+SNAPSHOT_MEMORY_BYTES_MAX: Final = 256 * MIB
+SNAPSHOT_DISK_BYTES_MAX: Final = 256 * MIB
+RECOVERY_ENTRIES_MAX: Final = 1024
+HISTORY_ROWS_MAX: Final = 200
+HISTORY_BYTES_MAX: Final = 128 * KIB
+RECOVERY_MATERIAL_BYTES_MAX: Final = 64 * MIB
+RECOVERY_MATERIAL_FILES_MAX: Final = 64
+RECOVERY_MATERIAL_CONCURRENCY: Final = 2
+COLD_CANDIDATE_S: Final = 20.0
+COLD_CANDIDATES_CONCURRENCY: Final = 4
+FINAL_SNAPSHOT_BATCH_S: Final = 30.0
+SHUTDOWN_BUDGET_S: Final = 10.0
+
+# --- leases and registrations ---
+CONTROL_LEASE_TTL_S: Final = 15  # whole seconds: the server refuses fractions
+CONTROL_LEASE_RENEW_S: Final = 5.0
+REGISTRATION_TTL_S: Final = 30
+REGISTRATION_RENEW_S: Final = 10.0
+CONTROL_REPLY_S: Final = 10.0  # then the answer reads `unknown`
+
+# --- the log ---
+FRAME_BYTES_MAX: Final = 256 * KIB
+FRAME_EVENTS_MAX: Final = 512
+EVENT_BODY_BYTES_MAX: Final = 64 * KIB  # larger goes to the blob store
+EVENT_PREVIEW_BYTES: Final = 8 * KIB
+BLOB_CHUNK_BYTES: Final = 128 * KIB
+PUBLISH_ATTEMPT_S: Final = 0.5
+PUBLISH_BACKOFF_MIN_S: Final = 0.02
+PUBLISH_BACKOFF_MAX_S: Final = 0.05
+DISCONNECTED_AFTER_S: Final = 30.0  # then the sandbox reports `disconnected`, and spools on
+SILENCE_PROBE_S: Final = 2.0
+READ_BATCH_MAX: Final = 500  # messages of one batch direct get
+LIVE_BUFFER_BYTES_MAX: Final = 32 * MIB  # a service's buffer of one live subscription
+EVENTS_MAX_AGE_S: Final = 7 * 24 * 3600
+EVENTS_MAX_BYTES: Final = 1024 * MIB  # reserved per tenant by JetStream
+DUPLICATE_WINDOW_S: Final = 120
+EXECUTION_TOKEN_CONVERSATION: Final = "_"  # the execution token of conversation-level events
+
+# --- edge ---
+SSE_HEARTBEAT_S: Final = 10.0
+SSE_BUFFER_BYTES_MAX: Final = 1 * MIB
+PROMPT_BYTES_MAX: Final = 512 * KIB  # a message at the 1 MiB bus limit closes the connection once headers are added
+WAITING_PROMPTS_MAX: Final = 64
+HTTP_BODY_BYTES_MAX: Final = 1 * MIB
+JSON_DEPTH_MAX: Final = 64
+CONTROL_PAYLOAD_BYTES_MAX: Final = 512 * KIB
+
+# --- work queues ---
+NAK_DELAY_MIN_S: Final = 0.25
+NAK_DELAY_MAX_S: Final = 5.0
+ACK_WAIT_S: Final = 30.0
+REQUEST_MEMORY_S: Final = 24 * 3600
+
+# --- sandboxes and processes ---
+SPOOL_BYTES_MAX: Final = 256 * MIB
+SPOOL_SEGMENT_BYTES: Final = 8 * MIB
+LINE_BYTES_MAX: Final = 16 * MIB  # a longer output line is cut, and says so
+STOP_INTERRUPT_S: Final = 2.0  # interrupt → stdin closed
+STOP_TERM_S: Final = 5.0  # SIGTERM → SIGKILL
+WATCHDOG_AFTER_TERMINAL_S: Final = 10.0
+FIRST_EVENT_S: Final = 30.0
+DRAIN_GRACE_S: Final = 60.0
+DRAIN_DEADLINE_S: Final = 120.0
+DRAIN_TURN_SHARE: Final = 0.5
+OWNER_SWEEP_S: Final = 60.0
+VOLUME_WAIT_S: Final = 600.0

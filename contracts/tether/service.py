@@ -1,0 +1,97 @@
+"""The frame of a service process: logging, signals, readiness, one boundary for what nobody expected.
+
+`run(main)` gives `main` a `stop` event that SIGTERM and SIGINT set; a service announces readiness itself, by
+`ready(settings, …)`, when it is ready. What escapes `main` is logged with its traceback and ends the process with 1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import structlog
+import uvloop
+
+from tether.settings import ServiceSettings
+
+Main = Callable[[asyncio.Event], Awaitable[None]]
+_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+
+
+def configure_logging(settings: ServiceSettings, service: str) -> None:
+    """structlog to stderr: JSON lines or console; the service's name is bound once."""
+    level = _LEVELS[settings.log_level]
+    renderer: Any = (
+        structlog.processors.JSONRenderer()
+        if settings.log_format == "json"
+        else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+    )
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.dict_tracebacks
+            if settings.log_format == "json"
+            else structlog.processors.StackInfoRenderer(),
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+    structlog.contextvars.bind_contextvars(service=service, pid=os.getpid())
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(name)s %(message)s")
+
+
+def ready(settings: ServiceSettings, **facts: Any) -> None:
+    """Announce readiness: a log line, and the ready file (written whole, then renamed) where one is configured."""
+    structlog.get_logger().info("service_ready", **facts)
+    if settings.ready_file is not None:
+        write_whole(settings.ready_file, json.dumps({"pid": os.getpid(), **facts}).encode())
+
+
+def write_whole(path: Path, data: bytes, *, mode: int = 0o600) -> None:
+    """Write a file so that a reader sees all of it or none: temp, fsync, rename, fsync of the folder."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+async def _supervise(main: Main) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    await main(stop)
+
+
+def run(main: Main, settings: ServiceSettings, *, service: str) -> int:
+    """Run a service until it stops by itself or by signal. Returns the exit code."""
+    configure_logging(settings, service)
+    try:
+        uvloop.run(_supervise(main))
+    except Exception:  # noqa: BLE001 - the process boundary
+        structlog.get_logger().exception("service_failed")
+        return 1
+    return 0
