@@ -97,6 +97,7 @@ class MessageView(_Out):
     at: int
     content: list[dict[str, Any]]
     into: str | None = None
+    response: str | None = None
     author: str | None = None
 
 
@@ -139,14 +140,17 @@ class ItemView(_Out):
 
 
 class InteractionView(_Out):
-    """Something that waits, or waited, for a human. `request` is the body of `interaction.requested`."""
+    """Something that waits, or waited, for a human: `tether.fold.InteractionItem` with its execution."""
 
     execution: str
     interaction: str
-    kind: str
-    state: str
-    at: int
-    request: dict[str, Any]
+    asks: Literal["approval", "question"]
+    state: Literal["pending", "answered", "denied", "expired", "cancelled"]
+    name: str = ""
+    tool: str | None = None
+    input: Any = None
+    description: str | None = None
+    questions: list[dict[str, Any]] = Field(default_factory=list)
     control: str | None = None
 
 

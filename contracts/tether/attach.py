@@ -8,6 +8,10 @@
     a hole (first ≠ applied + 1): from a live copy: back to 3; in the log itself: a snapshot of that execution, once;
     what even that does not cover is a gap, told once
 
+Live copies carry the previous sequence of their exact subject, so a lost one shows on the next copy of that subject,
+which is read again from the last one seen there. (A cursor handed out in between is past the lost copy; the window
+is one frame of the running execution, or the silence probe.)
+
 Subscribing comes first, so an event published at any step boundary is in the buffer, in the suffix, or in both:
 duplicates are dropped by identity (execution and ordinal, or the event's id), never by sequence. The buffer is
 bounded: when it overflows it is thrown away and the log is read again.
@@ -24,7 +28,7 @@ from enum import Enum
 from typing import assert_never
 
 from tether.cursor import WHOLE, Cursor, Standing, judge
-from tether.events import ConversationEvent, Event, GapReason
+from tether.events import EXECUTION_ENDED, RESPONSE_CREATED, ConversationEvent, Event, GapReason
 from tether.frames import Frame, decode
 from tether.limits import LIVE_BUFFER_BYTES_MAX
 from tether.ports import LiveMessage, StoredMessage
@@ -50,9 +54,10 @@ class EndKnown:
 
 @dataclass(frozen=True, slots=True)
 class BatchRead:
-    """Messages after the sequence that `Read` named; empty: nothing (more) is there."""
+    """Answer to the `Read` of this round; empty: nothing (more) is there."""
 
     token: int
+    round: int
     messages: Sequence[StoredMessage]
 
 
@@ -87,9 +92,11 @@ class Silent:
 
 @dataclass(frozen=True, slots=True)
 class Probed:
-    """Answer to `Probe`: does the log hold a message after the last one seen?"""
+    """Answer to `Probe`: does the log hold a message after `after` there?"""
 
     token: int
+    round: int
+    after: int
     more: bool
 
 
@@ -113,9 +120,10 @@ class AskEnd:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Read the next batch after this sequence; answer BatchRead."""
+    """Read the next batch after this sequence; answer BatchRead. Answers of an older round are no-ops."""
 
     token: int
+    round: int
     after: int
 
 
@@ -129,10 +137,13 @@ class AskSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Ask the leader whether anything is stored after this sequence; answer Probed."""
+    """Ask the leader whether anything is stored after this sequence, of this execution (None: of the conversation);
+    answer Probed."""
 
     token: int
+    round: int  # negative: a silence probe
     after: int
+    execution: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,12 +229,19 @@ class Attach:
     applied: dict[str, int] = field(default_factory=dict)
     buffer_bytes_max: int = LIVE_BUFFER_BYTES_MAX
     _phase: _Phase = _Phase.NEW
+    _round: int = 0
     _end: int | None = None  # the watermark: replay until here
+    _start: int = 0  # the sequence that reading began after
+    _verified: int = 0  # every message up to here was looked at, known from the log itself: reading goes on from here
     _seen: int = 0  # last sequence looked at
+    _silences: int = 0
+    _silence: tuple[int, int] = (0, 0)  # answers to a silence probe that are out, and what was seen when it was asked
+    _last: dict[str, int] = field(default_factory=dict)  # last sequence looked at, by execution
     _ids: set[str] = field(default_factory=set)
     _buffer: deque[LiveMessage] = field(default_factory=deque)
     _buffered_bytes: int = 0
     _hole: _Hole | None = None
+    _ended: set[str] = field(default_factory=set)
     _snapshot_used: set[str] = field(default_factory=set)
     _caught_up: bool = False
     _from_cursor: bool = False
@@ -246,7 +264,8 @@ class Attach:
             case EndKnown():
                 return self._end_known(event)
             case BatchRead():
-                return self._batch(event.messages) if self._phase is _Phase.READING else []
+                current = self._phase is _Phase.READING and event.round == self._round
+                return self._batch(event.messages) if current else []
             case LiveArrived():
                 return self._live(event.message)
             case Overflowed():
@@ -254,9 +273,9 @@ class Attach:
             case SnapshotRead():
                 return self._snapshot(event)
             case Silent():
-                return [Probe(self.token, self._seen)] if self._phase is _Phase.LIVE else []
+                return self._silent()
             case Probed():
-                return self._probed(event.more)
+                return self._probed(event)
             case _:
                 assert_never(event)
 
@@ -276,30 +295,54 @@ class Attach:
             self._from_cursor = self.cursor.sequence > 0
             # The cursor's own message is read again when only a part of its frame was applied.
             whole = self.cursor.sequence == 0 or self.cursor.index == WHOLE or event.at_cursor is None
-            self._seen = self.cursor.sequence if whole else self.cursor.sequence - 1
+            self._start = self._verified = self._seen = self.cursor.sequence if whole else self.cursor.sequence - 1
         return [*effects, *self._read()]
 
     def _read(self) -> list[AttachEffect]:
         self._phase = _Phase.READING
-        return [Read(self.token, self._seen)]
+        self._silence = (0, 0)
+        self._round += 1
+        return [Read(self.token, self._round, self._verified)]
 
     def _batch(self, messages: Sequence[StoredMessage]) -> list[AttachEffect]:
         effects: list[AttachEffect] = []
         for message in messages:
-            effects += self._take(message.subject, message.sequence, message.stored_at_ns, message.data)
+            effects += self._take(message)
             if self._hole is not None:
                 return [*effects, *self._missing()]
+            self._verified = message.sequence
         if messages:
-            return [*effects, Read(self.token, self._seen)]
+            return [*effects, Read(self.token, self._round, self._verified)]
         # A follower that lags answers empty, too: only the leader says that no more is stored.
-        return [Probe(self.token, self._seen)]
+        return [Probe(self.token, self._round, self._verified)]
 
-    def _probed(self, more: bool) -> list[AttachEffect]:
-        if self._phase not in (_Phase.READING, _Phase.LIVE):
+    def _silent(self) -> list[AttachEffect]:
+        """Each open subject is asked for itself: a lost copy may be older than what was seen on another one."""
+        if self._phase is not _Phase.LIVE:
             return []
-        if more:
+        self._silences += 1
+        own = [
+            Probe(self.token, -self._silences, last, execution)
+            for execution, last in self._last.items()
+            if execution not in self._ended
+        ]
+        self._silence = (1 + len(own), self._seen)
+        return [Probe(self.token, -self._silences, self._seen), *own]
+
+    def _probed(self, event: Probed) -> list[AttachEffect]:
+        if event.round > 0:
+            if self._phase is not _Phase.READING or event.round != self._round:
+                return []
+            return self._read() if event.more else self._drain()
+        if self._phase is not _Phase.LIVE or event.round != -self._silences:
+            return []
+        if event.more:
             return self._read()
-        return self._drain() if self._phase is _Phase.READING else []
+        waiting, seen = self._silence
+        self._silence = (waiting - 1, seen)
+        if waiting == 1:
+            self._verified = max(self._verified, seen)
+        return []
 
     def _drain(self) -> list[AttachEffect]:
         self._phase = _Phase.DRAINING
@@ -307,7 +350,7 @@ class Attach:
         while self._buffer:
             message = self._buffer.popleft()
             self._buffered_bytes -= len(message.data)
-            effects += self._take(message.subject, message.sequence, message.stored_at_ns, message.data)
+            effects += self._take(message)
             if self._hole is not None:
                 return [*effects, *self._missing()]
         self._phase = _Phase.LIVE
@@ -321,7 +364,7 @@ class Attach:
             self._buffer.append(message)
             self._buffered_bytes += len(message.data)
             return self._overflow() if self._buffered_bytes > self.buffer_bytes_max else []
-        effects = self._take(message.subject, message.sequence, message.stored_at_ns, message.data)
+        effects = self._take(message)
         return [*effects, *self._missing()] if self._hole is not None else effects
 
     def _overflow(self) -> list[AttachEffect]:
@@ -334,33 +377,49 @@ class Attach:
 
     # --- events ---
 
-    def _take(self, subject: str, sequence: int, stored_at_ns: int, data: bytes) -> list[AttachEffect]:
-        address = parse_event(subject)
-        message = decode(subject, data)
+    def _take(self, stored: StoredMessage | LiveMessage) -> list[AttachEffect]:
+        address = parse_event(stored.subject)
+        message = decode(stored.subject, stored.data)
         if isinstance(message, ConversationEvent):
             fresh = message.id not in self._ids
+            if fresh and self._copy_lost(address, stored):
+                self._hole = _Hole(address, 0, 0)
+                return []
             self._ids.add(message.id)
-            self._passed(sequence, stored_at_ns)
-            return [Deliver(address, message, self.cursor, self._replay(sequence))] if fresh else []
-        return self._take_frame(address, message, sequence, stored_at_ns)
+            self._passed(address, stored)
+            if message.type == RESPONSE_CREATED:
+                self._last.setdefault(str(message.body.get("execution")), stored.sequence)
+            return [Deliver(address, message, self.cursor, self._replay(stored.sequence))] if fresh else []
+        return self._take_frame(address, message, stored)
 
-    def _take_frame(self, address: EventAddress, frame: Frame, sequence: int, stored_at_ns: int) -> list[AttachEffect]:
+    def _copy_lost(self, address: EventAddress, stored: StoredMessage | LiveMessage) -> bool:
+        """Whether a live copy names a message before it on its subject that was not looked at."""
+        return isinstance(stored, LiveMessage) and stored.previous > self._last.get(address.execution, self._start)
+
+    def _take_frame(
+        self, address: EventAddress, frame: Frame, stored: StoredMessage | LiveMessage
+    ) -> list[AttachEffect]:
         applied = self.applied.get(address.execution)
         if applied is None:
+            if self._copy_lost(address, stored):
+                self._hole = _Hole(address, 0, frame.first)
+                return []
             # A reader that comes with a cursor has what is before it; one from the beginning misses what is missing.
-            partly = sequence == self.cursor.sequence and self.cursor.index != WHOLE
+            partly = stored.sequence == self.cursor.sequence and self.cursor.index != WHOLE
             begun = frame.first - 1 + (self._applied_in(frame) if partly else 0)
             applied = begun if self._from_cursor else 0
             self.applied[address.execution] = applied
         if frame.first > applied + 1:
             self._hole = _Hole(address, applied + 1, frame.first)
             return []
-        self._passed(sequence, stored_at_ns)
+        self._passed(address, stored)
+        if frame.events[-1].type == EXECUTION_ENDED:
+            self._ended.add(address.execution)
         events = [event for event in frame.events if event.end > applied]
         if not events:
             return []
         self.applied[address.execution] = frame.last
-        return [Deliver(address, events, self.cursor, self._replay(sequence))]
+        return [Deliver(address, events, self.cursor, self._replay(stored.sequence))]
 
     def _replay(self, sequence: int) -> bool:
         return self._end is None or sequence <= self._end
@@ -370,10 +429,11 @@ class Attach:
         covered = frame.events[: self.cursor.index]
         return covered[-1].end - frame.first + 1 if covered else 0
 
-    def _passed(self, sequence: int, stored_at_ns: int) -> None:
-        self._seen = max(self._seen, sequence)
-        if sequence >= self.cursor.sequence and stored_at_ns:
-            self.cursor = Cursor.after(sequence, stored_at_ns)
+    def _passed(self, address: EventAddress, stored: StoredMessage | LiveMessage) -> None:
+        self._seen = max(self._seen, stored.sequence)
+        self._last[address.execution] = max(self._last.get(address.execution, 0), stored.sequence)
+        if stored.sequence >= self.cursor.sequence and stored.stored_at_ns:
+            self.cursor = Cursor.after(stored.sequence, stored.stored_at_ns)
 
     def _missing(self) -> list[AttachEffect]:
         """A hole among live copies (one was lost, or they came out of order): the log decides. A hole in the log

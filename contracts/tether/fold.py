@@ -241,17 +241,34 @@ class ExecutionFold:
 
     def freeze(self) -> ExecutionState:
         """The state as of `applied`; the builder can go on."""
-        items: list[Any] = []
-        for key, item in self._items.items():
-            copied = item.model_copy()
-            if isinstance(copied, TextItem):
-                copied.text = self._texts[key].value()
-            elif isinstance(copied, ToolItem):
-                copied.progress = self._texts[key].value()
-            items.append(copied)
-        frozen = self._state.model_copy(deep=True)
-        frozen.items = items
+        frozen = self.head()
+        frozen.items = [self._copy(key, item) for key, item in self._items.items()]
         return frozen
+
+    def head(self) -> ExecutionState:
+        """The state without its items: for whoever keeps items one by one."""
+        return self._state.model_copy(deep=True)
+
+    def keys(self) -> list[str]:
+        """The keys `kind/id` of all items, in order."""
+        return list(self._items)
+
+    def has(self, key: str) -> bool:
+        """Whether there is an item with this key `kind/id`."""
+        return key in self._items
+
+    def item(self, key: str) -> Item | None:
+        """A copy of one item as of `applied`, by its key `kind/id`."""
+        item = self._items.get(key)
+        return None if item is None else self._copy(key, item)
+
+    def _copy(self, key: str, item: Any) -> Item:
+        copied: Item = item.model_copy()
+        if isinstance(copied, TextItem):
+            copied.text = self._texts[key].value()
+        elif isinstance(copied, ToolItem):
+            copied.progress = self._texts[key].value()
+        return copied
 
     # --- items ---
 

@@ -217,6 +217,7 @@ class FrameWriter:
         self._told = 0  # last ordinal known to be stored
         self._at_least = 0  # a wrong last sequence named this: a read below it is of a lagging follower
         self._rereads = 0
+        self._confirmed = False  # a frame of ours was stored on this base
         self._known = False  # the base has been read at least once
         self._terminal = False
         self._purged = False  # the subject was found empty and the owner record still names us
@@ -280,7 +281,13 @@ class FrameWriter:
 
     def _offered(self, event: Offered) -> list[WriterEffect]:
         newest = self._waiting[-1][0].end if self._waiting else self._told
-        self._waiting.extend(pair for pair in event.events if pair[0].end > newest)
+        for pair in event.events:
+            if pair[0].end <= newest:
+                continue
+            if pair[0].ordinal > newest + 1:
+                break  # offered before the shell performed a Rebase: all of it comes again
+            self._waiting.append(pair)
+            newest = pair[0].end
         return self._next() if self._state is _State.READY else []
 
     def _next(self) -> list[WriterEffect]:
@@ -324,6 +331,7 @@ class FrameWriter:
             self._waiting.popleft()
         self._in_flight = None
         self._base = sequence
+        self._confirmed = True
         self._purged = False
         self._told = flight.frame.last
         self._terminal = flight.frame.events[-1].type == EXECUTION_ENDED
@@ -361,14 +369,18 @@ class FrameWriter:
         if self._in_flight is not None and message.data == self._in_flight.data:
             return [self._stored(message.sequence, message.stored_at_ns), *self._next()]
         if not self._known:
-            return self._adopt(message, frame)
+            # Told > 0 here means that the tail is being put back; the log may have lost more meanwhile.
+            return self._rewound(frame) if frame.last < self._told else self._adopt(message, frame)
         if sequence == self._base or frame.last == self._told:
             self._base = sequence
             return self._go_on()
         if frame.last < self._told:
             return self._rewound(frame)
-        # Beyond what we told. An earlier instance of this collector may have cut the same events otherwise, and its
-        # last publish arrived late: equal content is ours. Anything else is another writer's.
+        # Beyond what we told. A base that no frame of ours has confirmed may have been a lagging follower's: it is read
+        # anew. Else an earlier instance of this collector may have cut the same events otherwise, and its last publish
+        # arrived late: equal content is ours. Anything else is another writer's.
+        if not self._confirmed:
+            return self._adopt(message, frame)
         if frame.first != self._told + 1 or not agrees(frame, [event for event, _ in self._waiting]):
             return self._fence("another writer's frame is in the log")
         return self._adopt(message, frame)
@@ -408,7 +420,7 @@ class FrameWriter:
 
     def _rewound(self, frame: Frame) -> list[WriterEffect]:
         """The log ends before what was told (the server lost acked messages): put the tail back."""
-        self._known = False
+        self._known = self._confirmed = False
         self._waiting.clear()
         self._in_flight = None
         self._told = frame.last

@@ -1,15 +1,21 @@
 """The owner record of a conversation: who may write, and how it passes on. One compare-and-set value per conversation.
 
-    idle                        → starting   Admit
-    starting                    → running    Started
-    starting                    → idle       Ended(never_started)
-    starting | running          → stopping   TakeOver
-    running                     → exiting    ResponseEnded
-    starting | running | exiting → idle      Ended, nothing pending
-    stopping | exiting          → starting   Ended with proof, pending prompt   (Admit of the pending one)
+    idle                                   → starting   Admit
+    starting                               → running    Started
+    starting | running                     → stopping   TakeOver
+    running                                → exiting    ResponseEnded
+    starting | running | exiting           → idle       Ended
+    stopping                               → idle       Ended with proof; `pending_request` stays until its Admit
+    idle | starting | running | stopping | exiting → starting   Repair: the log names a later generation
 
 `decide(record, input)` is pure: Accepted(record) is written by compare-and-set before anything else happens,
 Ignored means that the record says so already, Denied names why not. Generations only grow and are issued here.
+
+Ended executions never come back: the last `TOMBSTONES_MAX` are named here. An older one is stopped by the log
+(its subject is not empty, so no claim at base 0 succeeds), which routers read before they admit.
+
+Repair is for a bucket that lost its acked tail (power loss): conversation-level events carry the generation that
+their writer saw, so a router notices. The log's newest `response.created` names the owner again.
 """
 
 from __future__ import annotations
@@ -42,6 +48,8 @@ class OwnerRecord(BaseModel):
 
     `target` names the execution that owns the conversation in every state but idle. `prompt_sequence` and
     `prompt_stored_at_ns` identify the prompt that it answers, `request` and `attempt` likewise.
+    `log_base` is the last sequence of the conversation's `_` subject before that admission: what the admission, and
+    interjections into it, wrote there comes after it, so a continuing router searches no further back.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -55,6 +63,7 @@ class OwnerRecord(BaseModel):
     attempt: int = 1
     prompt_sequence: int = 0
     prompt_stored_at_ns: int = 0
+    log_base: int = 0
     agent: dict[str, Any] = Field(default_factory=dict)
     pending_request: str | None = None
     stop_control: str | None = None
@@ -66,6 +75,10 @@ class OwnerRecord(BaseModel):
 
     def value(self) -> dict[str, Any]:
         return self.model_dump(mode="json", exclude_none=True, exclude={"op"})
+
+    def buried(self, execution: str) -> bool:
+        """The record says that this execution has ended."""
+        return any(stone.execution == execution for stone in self.tombstones)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +97,12 @@ class Admit:
     prompt_stored_at_ns: int
     agent: dict[str, Any]
     at: int
+    log_base: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """`execution.started` was read in the log."""
+    """`execution.started` was read in the log. Again with a higher process generation after a fallback."""
 
     execution: str
     boot: str
@@ -98,11 +112,12 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class SessionBound:
-    """`session.bound` was read in the log."""
+    """`session.bound` was read in the log. Only a `resumable` session is one that a later prompt may resume."""
 
     execution: str
     native_session: str
     agent: str
+    resumable: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +148,19 @@ class TakeOver:
     at: int
 
 
-OwnerInput = Admit | Started | SessionBound | ResponseEnded | Ended | TakeOver
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """The log carries `generation`, later than the record's. `target`: the execution that its newest
+    `response.created` names, where one is later than the record; `request` and `attempt` are that response's."""
+
+    generation: int
+    target: ExecutionTarget | None
+    request: str | None
+    attempt: int
+    at: int
+
+
+OwnerInput = Admit | Started | SessionBound | ResponseEnded | Ended | TakeOver | Repair
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,13 +191,15 @@ def decide(record: OwnerRecord, event: OwnerInput) -> Decision:
         case SessionBound():
             return _bound(record, event)
         case ResponseEnded():
-            if not _owns(record, event.execution) or record.state not in ("starting", "running"):
+            if not _owns(record, event.execution) or record.state != "running":
                 return Ignored()
             return Accepted(record.model_copy(update={"state": "exiting", "updated_at": event.at}))
         case Ended():
             return _ended(record, event)
         case TakeOver():
             return _take_over(record, event)
+        case Repair():
+            return _repair(record, event)
         case _:
             assert_never(event)
 
@@ -182,7 +211,7 @@ def _owns(record: OwnerRecord, execution: str) -> bool:
 def _admit(record: OwnerRecord, event: Admit) -> Decision:
     if record.request == event.request and record.attempt == event.attempt and record.state != "idle":
         return Ignored()  # a replayed admission
-    if any(stone.execution == event.execution for stone in record.tombstones):
+    if record.buried(event.execution):
         return Denied("the execution of this attempt has ended")
     if record.state != "idle":
         return Denied(f"the conversation is {record.state}")
@@ -208,6 +237,7 @@ def _admit(record: OwnerRecord, event: Admit) -> Decision:
                 "attempt": event.attempt,
                 "prompt_sequence": event.prompt_sequence,
                 "prompt_stored_at_ns": event.prompt_stored_at_ns,
+                "log_base": event.log_base,
                 "agent": event.agent,
                 "pending_request": None,
                 "stop_control": None,
@@ -220,6 +250,8 @@ def _admit(record: OwnerRecord, event: Admit) -> Decision:
 def _started(record: OwnerRecord, event: Started) -> Decision:
     if not _owns(record, event.execution) or record.target is None:
         return Ignored()
+    if event.process_generation < record.target.process_generation:
+        return Ignored()  # generations only grow
     target = record.target.model_copy(update={"boot": event.boot, "process_generation": event.process_generation})
     if record.state == "starting":
         return Accepted(record.model_copy(update={"state": "running", "target": target, "updated_at": event.at}))
@@ -231,14 +263,15 @@ def _started(record: OwnerRecord, event: Started) -> Decision:
 def _bound(record: OwnerRecord, event: SessionBound) -> Decision:
     if not _owns(record, event.execution) or record.target is None:
         return Ignored()
-    if record.native_session == event.native_session and record.native_agent == event.agent:
-        return Ignored()
-    target = record.target.model_copy(update={"native_session": event.native_session})
-    return Accepted(
-        record.model_copy(
-            update={"target": target, "native_session": event.native_session, "native_agent": event.agent}
-        )
-    )
+    update: dict[str, Any] = {"target": record.target.model_copy(update={"native_session": event.native_session})}
+    if event.resumable:
+        update |= {"native_session": event.native_session, "native_agent": event.agent}
+    changed = record.model_copy(update=update)
+    return Ignored() if changed == record else Accepted(changed)
+
+
+def _bury(record: OwnerRecord, execution: str, outcome: str, at: int) -> tuple[Tombstone, ...]:
+    return (*record.tombstones, Tombstone(execution=execution, outcome=outcome, at=at))[-TOMBSTONES_MAX:]
 
 
 def _ended(record: OwnerRecord, event: Ended) -> Decision:
@@ -246,7 +279,6 @@ def _ended(record: OwnerRecord, event: Ended) -> Decision:
         return Ignored()
     if record.state == "stopping" and not event.proved:
         return Denied("the end carries no proof, and a takeover waits for it")
-    stone = Tombstone(execution=event.execution, outcome=event.outcome, at=event.at)
     return Accepted(
         record.model_copy(
             update={
@@ -254,7 +286,7 @@ def _ended(record: OwnerRecord, event: Ended) -> Decision:
                 "target": None,
                 "request": None,
                 "stop_control": None,
-                "tombstones": (*record.tombstones, stone)[-TOMBSTONES_MAX:],
+                "tombstones": _bury(record, event.execution, event.outcome, event.at),
                 "updated_at": event.at,
             }
         )
@@ -276,3 +308,23 @@ def _take_over(record: OwnerRecord, event: TakeOver) -> Decision:
             }
         )
     )
+
+
+def _repair(record: OwnerRecord, event: Repair) -> Decision:
+    if event.generation <= record.generation:
+        return Ignored()
+    update: dict[str, Any] = {"generation": event.generation, "updated_at": event.at}
+    target = event.target
+    if target is not None and record.generation < target.execution_generation and not record.buried(target.execution):
+        # An admission needs an idle record: whoever owned at the older generation had ended by then.
+        if record.target is not None and record.target.execution != target.execution:
+            update["tombstones"] = _bury(record, record.target.execution, "unknown", event.at)
+        update |= {
+            "state": "starting",
+            "target": target,
+            "request": event.request,
+            "attempt": event.attempt,
+            "pending_request": None,
+            "stop_control": None,
+        }
+    return Accepted(record.model_copy(update=update))

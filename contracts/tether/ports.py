@@ -10,7 +10,7 @@ buckets are streams too (`tether.kv`), so both implementations share their seman
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
@@ -209,7 +209,7 @@ class Bus(Protocol):
 
     async def delete_stream(self, stream: str) -> None: ...
 
-    def jobs(self, stream: str, durable: str, *, in_flight_max: int = 256) -> AsyncIterator[Job]:
+    def jobs(self, stream: str, durable: str, *, in_flight_max: int = 256) -> AsyncGenerator[Job, None]:
         """Messages of an existing durable pull consumer, for ever; survives reconnects. Close with `aclose()`."""
         ...
 

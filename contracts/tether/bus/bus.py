@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 
+from tether import natsheaders as wire_headers
 from tether import topology_apply
-from tether.bus import headers as wire_headers
 from tether.bus import publisher, reader
 from tether.bus.config import BusConfig
 from tether.bus.connection import NO_RESPONDERS, AnswerTimeoutError, Connection, ConnectionLostError
@@ -126,7 +126,7 @@ class NatsBus:
     async def delete_stream(self, stream: str) -> None:
         await reader.delete_stream(self._connection, stream)
 
-    def jobs(self, stream: str, durable: str, *, in_flight_max: int = 256) -> AsyncIterator[Job]:
+    def jobs(self, stream: str, durable: str, *, in_flight_max: int = 256) -> AsyncGenerator[Job, None]:
         return PullLoop(self._connection, stream, durable, in_flight_max).run()
 
     async def subscribe(self, subject: str, *, queue: str = "", buffer_bytes_max: int = 8 << 20) -> Subscription:

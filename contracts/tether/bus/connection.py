@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import structlog
 
-from tether.bus import headers as wire_headers
+from tether import natsheaders as wire_headers
 from tether.bus.config import HEADERS_BYTES_MAX, BusConfig
 from tether.bus.wire import Wire
 from tether.errors import BusError, BusUnavailableError, MessageTooLargeError, NoReplyError, PermissionDeniedError

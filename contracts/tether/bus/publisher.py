@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from tether.bus import headers as wire_headers
+from tether import natsheaders as wire_headers
 from tether.bus.connection import NO_RESPONDERS, AnswerTimeoutError, Connection, ConnectionLostError
 from tether.errors import (
     BusError,

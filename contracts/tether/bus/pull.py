@@ -14,12 +14,12 @@ import asyncio
 import itertools
 import json
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Final
 
 import structlog
 
-from tether.bus import headers as wire_headers
+from tether import natsheaders as wire_headers
 from tether.bus.connection import AnswerTimeoutError, Connection, ConnectionLostError
 from tether.bus.wire import Deliver
 from tether.errors import BusError, PermissionDeniedError
@@ -141,7 +141,7 @@ class PullLoop:
         self._unsettled -= 1
         self._wake.set()
 
-    async def run(self) -> AsyncIterator[NatsJob]:
+    async def run(self) -> AsyncGenerator[NatsJob, None]:
         wire = self._connection.wire
         sids = [
             wire.sub(f"{self._inbox}.{index}.*", "", self._deliver(slot), self._refused)

@@ -12,7 +12,7 @@ import json
 from collections.abc import Sequence
 from typing import Any, Final
 
-from tether.bus import headers as wire_headers
+from tether import natsheaders as wire_headers
 from tether.bus.connection import NO_RESPONDERS, Answer, AnswerTimeoutError, Connection, ConnectionLostError
 from tether.bus.publisher import MESSAGE_NOT_FOUND
 from tether.errors import BusUnavailableError

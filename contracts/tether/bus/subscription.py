@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from tether import natsheaders as wire_headers
 from tether.buffers import BufferedSubscription, M
-from tether.bus import headers as wire_headers
 from tether.bus.connection import Connection
 from tether.ports import LiveMessage, Message
 
@@ -12,18 +12,8 @@ def to_message(subject: bytes, reply: bytes, raw: bytes | None, data: bytes) -> 
     return Message(subject.decode(), data, reply.decode(), wire_headers.parse(raw)[2] if raw else {})
 
 
-def to_live(subject: bytes, reply: bytes, raw: bytes | None, data: bytes) -> LiveMessage:
-    """A copy without its sequence (somebody published to the live subject by hand) has sequence 0."""
-    headers = wire_headers.parse(raw)[2]
-    sequence, previous = headers.get("Nats-Sequence", ""), headers.get("Nats-Last-Sequence", "")
-    return LiveMessage(
-        subject.decode(),
-        int(sequence) if sequence.isdigit() else 0,
-        int(previous) if previous.isdigit() else 0,
-        data,
-        wire_headers.time_ns(headers.get("Nats-Time-Stamp", "")),
-        headers,
-    )
+def to_live(subject: bytes, raw: bytes | None, data: bytes) -> LiveMessage:
+    return wire_headers.live_message(subject.decode(), data, wire_headers.parse(raw)[2])
 
 
 class _NatsSubscription(BufferedSubscription[M]):
@@ -57,4 +47,4 @@ class LiveCopySubscription(_NatsSubscription[LiveMessage]):
         self._sid = self._wire.sub(self.subject, "", self._deliver, self.fail)
 
     def _deliver(self, subject: bytes, reply: bytes, raw: bytes | None, data: bytes) -> None:
-        self._received(to_live(subject, reply, raw, data), len(data) + len(raw or b""))
+        self._received(to_live(subject, raw, data), len(data) + len(raw or b""))

@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Final
 
 from tether.errors import BusError
+from tether.ports import LiveMessage
 
 _LINE: Final = b"NATS/1.0"
 _KEY: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
@@ -60,3 +61,16 @@ def time_ns(text: str) -> int:
         sign = -1 if rest[0] == "-" else 1
         offset_s = sign * (int(rest[1:3]) * 3600 + int(rest[4:6]) * 60)
     return (seconds - offset_s) * 1_000_000_000 + int((fraction + "000000000")[:9])
+
+
+def live_message(subject: str, data: bytes, headers: Mapping[str, str]) -> LiveMessage:
+    """A republished copy. One without its sequence (published to the live subject by hand) has sequence 0."""
+    sequence, previous = headers.get("Nats-Sequence", ""), headers.get("Nats-Last-Sequence", "")
+    return LiveMessage(
+        subject,
+        int(sequence) if sequence.isdigit() else 0,
+        int(previous) if previous.isdigit() else 0,
+        data,
+        time_ns(headers.get("Nats-Time-Stamp", "")),
+        headers,
+    )
