@@ -30,7 +30,7 @@ from typing import assert_never
 from tether.cursor import WHOLE, Cursor, Standing, judge
 from tether.events import EXECUTION_ENDED, RESPONSE_CREATED, ConversationEvent, Event, GapReason
 from tether.frames import Frame, decode
-from tether.limits import LIVE_BUFFER_BYTES_MAX
+from tether.limits import EXECUTION_TOKEN_CONVERSATION, LIVE_BUFFER_BYTES_MAX
 from tether.ports import LiveMessage, StoredMessage
 from tether.snapshot import Snapshot
 from tether.subjects import EventAddress, parse_event
@@ -242,6 +242,7 @@ class Attach:
     _buffered_bytes: int = 0
     _hole: _Hole | None = None
     _ended: set[str] = field(default_factory=set)
+    _searched: set[str] = field(default_factory=set)
     _snapshot_used: set[str] = field(default_factory=set)
     _caught_up: bool = False
     _from_cursor: bool = False
@@ -296,6 +297,7 @@ class Attach:
             # The cursor's own message is read again when only a part of its frame was applied.
             whole = self.cursor.sequence == 0 or self.cursor.index == WHOLE or event.at_cursor is None
             self._start = self._verified = self._seen = self.cursor.sequence if whole else self.cursor.sequence - 1
+            self._last[EXECUTION_TOKEN_CONVERSATION] = self._start  # open from the first, whether seen or not
         return [*effects, *self._read()]
 
     def _read(self) -> list[AttachEffect]:
@@ -444,6 +446,12 @@ class Attach:
             self._hole = None
             self._buffer.clear()
             self._buffered_bytes = 0
+            return self._read()
+        if hole.address.execution not in self._searched:
+            # Before anything is called missing, the log is read once from where this attach began.
+            self._searched.add(hole.address.execution)
+            self._hole = None
+            self._verified = self._start
             return self._read()
         if hole.address.execution in self._snapshot_used:
             return self._give_up(hole)

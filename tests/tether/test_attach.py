@@ -79,9 +79,11 @@ class Stream:
         frame = Frame(first=first, last=first + count - 1, pos=Position(record=0, index=0), events=events)
         return self._store(execution, encode(frame))
 
-    def note(self) -> StoredMessage:
+    def note(self, execution: str | None = None) -> StoredMessage:
+        """A conversation-level event; with `execution`, the `response.created` that goes before its first frame."""
         self.notes += 1
-        event = ConversationEvent(id=f"n{self.notes}", generation=1, at=1, type=ev.RECOVERY, body={})
+        kind = ev.RECOVERY if execution is None else ev.RESPONSE_CREATED
+        event = ConversationEvent(id=f"n{self.notes}", generation=1, at=1, type=kind, body={"execution": execution})
         return self._store("_", encode_event(event))
 
     def _store(self, execution: str, data: bytes) -> StoredMessage:
@@ -235,8 +237,13 @@ def test_whatever_is_lost_live_or_lags_each_event_arrives_once_and_in_order(
     for _ in range(rng.randint(20, 200)):
         roll = rng.random()
         if roll < 0.25:
-            message = stream.note() if rng.random() < 0.3 else stream.publish(rng.choice(["e1", "e2"]), 2)
-            shell.published(message)
+            execution = rng.choice(["e1", "e2"])
+            if rng.random() < 0.3:
+                shell.published(stream.note())
+            else:
+                if execution not in stream.ordinals:
+                    shell.published(stream.note(execution))
+                shell.published(stream.publish(execution, 2))
         elif roll < 0.28:
             shell.feed(Overflowed(1))
         elif roll < 0.34:
