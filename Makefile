@@ -1,0 +1,61 @@
+# Everything stands on .venv, which each target makes by itself: with uv where it is there, else with pip from the
+# hash-locked export of uv.lock.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.tether-stamp
+SOURCES := contracts services tools tests
+
+.PHONY: help demo test check lint types layers schemas generate requirements bench chaos fuzz k8s agents lock clean venv
+
+help: ## what each target does
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+venv: $(STAMP) ## the environment in .venv
+
+$(STAMP): pyproject.toml uv.lock requirements.lock tools/dev/bootstrap.sh
+	@bash tools/dev/bootstrap.sh $(VENV)
+	@touch $@
+
+demo: $(STAMP) ## starts everything, sends prompts, breaks a reader off, prints what the oracle found
+	@$(BIN)/python -m tether_demo
+
+test: $(STAMP) ## the tests
+	@$(BIN)/python -m pytest -q
+
+check: lint types layers schemas requirements test ## what CI runs
+
+lint: $(STAMP)
+	@$(BIN)/ruff check $(SOURCES)
+	@$(BIN)/ruff format --check $(SOURCES)
+
+types: $(STAMP)
+	@$(BIN)/mypy $(SOURCES)
+
+layers: $(STAMP)
+	@$(BIN)/lint-imports
+
+schemas: $(STAMP) ## fails where the exported schemas differ from the code
+	@$(BIN)/python -m tether_schemas --check docs/schemas
+
+generate: $(STAMP) ## writes the exported schemas anew
+	@$(BIN)/python -m tether_schemas docs/schemas
+
+requirements: $(STAMP) ## every requirement is covered by a test that exists, or named as open
+	@$(BIN)/python -m tether_requirements tests/requirements.toml
+
+bench: $(STAMP) ## measures, prints a table, writes reports/bench.json
+	@$(BIN)/python -m tether_bench $(BENCH_ARGS)
+
+agents: $(STAMP) ## installs the pinned agent CLIs from npm into a cache outside the clone
+	@$(BIN)/python -m tether_agents install claude
+
+lock: ## after a change of dependencies
+	uv lock
+	uv export --quiet --frozen --all-extras --all-groups --no-emit-project --no-annotate --no-header > requirements.lock
+
+clean:
+	rm -rf $(VENV) reports .pytest_cache .mypy_cache .ruff_cache .hypothesis
