@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -121,7 +122,7 @@ def test_a_control_is_the_same_only_with_verb_target_and_payload() -> None:
 
 @pytest.mark.parametrize("bad", ["a.b", "*", ">", "", "a b", "x" * 65, "é", "a/b"])
 def test_no_subject_or_key_can_be_built_of_anything_but_tokens(bad: str) -> None:
-    builders = [
+    builders: list[Callable[[], str]] = [
         lambda: subjects.prompt("t", bad, "c"),
         lambda: subjects.event("t", "w", "c", bad),
         lambda: subjects.owner_key(bad, "w", "c"),

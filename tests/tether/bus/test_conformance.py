@@ -16,7 +16,11 @@ from tether.ports import Bus, LiveSubscription
 from tether.testing import MemoryBus, MemoryServer
 from tether.testing.conformance import BusConformance
 
-LOG_BYTES = 16 << 20
+
+def log_of(tenant: str, *, replicas: int = 1) -> topology.Topology:
+    """The log alone: the suite needs no more of a tenant."""
+    whole = topology.tenant(tenant, replicas=replicas, max_bytes=16 << 20)
+    return topology.Topology(streams=whole.streams[:1])
 
 
 class MemoryHarness:
@@ -100,7 +104,7 @@ class TestMemory(BusConformance):
     @pytest.fixture
     async def harness(self, tenant: str) -> AsyncIterator[MemoryHarness]:
         harness = MemoryHarness(tenant, replicated=False)
-        await harness.bus.ensure(topology.tenant(tenant, max_bytes=LOG_BYTES))
+        await harness.bus.ensure(log_of(tenant))
         yield harness
         await harness.close()
 
@@ -109,7 +113,7 @@ class TestMemoryReplicated(BusConformance):
     @pytest.fixture
     async def harness(self, tenant: str) -> AsyncIterator[MemoryHarness]:
         harness = MemoryHarness(tenant, replicated=True)
-        await harness.bus.ensure(topology.tenant(tenant, max_bytes=LOG_BYTES))
+        await harness.bus.ensure(log_of(tenant))
         yield harness
         await harness.close()
 
@@ -119,7 +123,7 @@ class TestNats(BusConformance):
     async def harness(self, nats_server: NatsServer, tenant: str) -> AsyncIterator[NatsHarness]:
         harness = NatsHarness([nats_server.url], tenant, 1)
         await harness.open()
-        await harness.bus.ensure(topology.tenant(tenant, max_bytes=LOG_BYTES))
+        await harness.bus.ensure(log_of(tenant))
         yield harness
         await harness.close()
 
@@ -130,6 +134,6 @@ class TestNatsReplicated(BusConformance):
     async def harness(self, nats_cluster: NatsCluster, tenant: str) -> AsyncIterator[NatsHarness]:
         harness = NatsHarness([server.url for server in nats_cluster.servers], tenant, 3)
         await harness.open()
-        await ensured(harness.bus, topology.tenant(tenant, max_bytes=LOG_BYTES, replicas=3))
+        await ensured(harness.bus, log_of(tenant, replicas=3))
         yield harness
         await harness.close()

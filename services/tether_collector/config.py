@@ -1,0 +1,149 @@
+"""Configuration of a collector: one workspace, its sandbox, the agents that may run in it.
+
+`TETHER_AGENTS` maps an agent's kind to its command, as JSON: `{"claude": ["/opt/claude"]}`. What a CLI finds in its
+environment is an allow-list: the names below and those of `TETHER_AGENT_ENV_ALLOW`, taken from the collector's own
+environment, then what `TETHER_AGENT_ENV_FILE` gives for its kind (`{"claude": {"ANTHROPIC_API_KEY": "…"}}`, a file
+of mode 0600 that the provider writes). Values are read at each start and never logged, journaled or put in an
+argument list.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BeforeValidator, Field, StringConstraints, field_validator, model_validator
+
+from tether.ids import TOKEN_PATTERN, Token, sandbox_id
+from tether.limits import KIB, MIB, SPOOL_BYTES_MAX, SPOOL_SEGMENT_BYTES
+from tether.settings import ServiceSettings
+
+AGENT_ENV_FILE_BYTES_MAX: Final = 256 * KIB
+# What every CLI may see of the collector's environment: paths, locale, terminal, temp, certificates, proxies.
+ENV_ALLOWED: Final = frozenset(
+    [
+        "PATH",
+        "HOME",
+        "USER",
+        "LOGNAME",
+        "SHELL",
+        "LANG",
+        "LANGUAGE",
+        "TZ",
+        "TERM",
+        "TMPDIR",
+        "SSL_CERT_FILE",
+        "SSL_CERT_DIR",
+        "NODE_EXTRA_CA_CERTS",
+        "HTTP_PROXY",
+        "HTTPS_PROXY",
+        "NO_PROXY",
+        "http_proxy",
+        "https_proxy",
+        "no_proxy",
+        "LC_ALL",
+        "LC_CTYPE",
+        "LC_MESSAGES",
+        "LC_COLLATE",
+        "LC_NUMERIC",
+        "LC_TIME",
+    ]
+)
+
+
+def _parse(value: object) -> object:
+    """A variable holds JSON; the error names the place and never the value."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError:
+        raise ValueError("must be JSON") from None
+
+
+AgentKind = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9:._-]{0,63}$")]
+Command = Annotated[tuple[Annotated[str, StringConstraints(min_length=1)], ...], Field(min_length=1)]
+
+
+class AgentEnvironmentError(Exception):
+    """The file of agents' environments cannot be used; the message names the file and the remedy, no value."""
+
+
+class CollectorSettings(ServiceSettings):
+    """What a collector reads. Sizes in bytes."""
+
+    tenant: Token
+    workspace: Token
+    sandbox: Annotated[str, StringConstraints(pattern=TOKEN_PATTERN)] = Field(
+        default="", validate_default=False, description="derived from tenant and workspace where unset"
+    )
+    boot: Token = Field(description="drawn when the sandbox starts, the same for every collector of this boot")
+    workspace_dir: Path = Field(description="the workspace's folder; state is kept in its .tether")
+    agents: Annotated[dict[AgentKind, Command], BeforeValidator(_parse)] = Field(
+        default_factory=dict, description="kind to command, as JSON"
+    )
+    agent_env_file: Path | None = Field(default=None, description="kind to variables, JSON, mode 0600")
+    agent_env_allow: str = Field(default="", description="further names that CLIs may see, separated by commas")
+    nats_inbox_prefix: str = Field(default="_INBOX", description="where this user may get answers")
+    isolation: Literal["auto", "pid_namespace", "subreaper"] = "auto"
+    facts: Annotated[dict[str, Any], BeforeValidator(_parse)] = Field(
+        default_factory=dict, description="the provider's facts, JSON, registered"
+    )
+    spool_bytes_max: int = Field(default=SPOOL_BYTES_MAX, ge=MIB, description="of one execution")
+    spool_segment_bytes: int = Field(default=SPOOL_SEGMENT_BYTES, ge=16 * KIB)
+
+    @field_validator("workspace_dir")
+    @classmethod
+    def _absolute(cls, path: Path) -> Path:
+        if not path.is_absolute():
+            raise ValueError("must be an absolute path")
+        return path
+
+    @model_validator(mode="after")
+    def _derive(self) -> CollectorSettings:
+        if not self.sandbox:
+            object.__setattr__(self, "sandbox", sandbox_id(self.tenant, self.workspace))
+        return self
+
+    @property
+    def state_dir(self) -> Path:
+        """Everything that Tether keeps in the workspace."""
+        return self.workspace_dir / ".tether"
+
+
+def agent_environment(settings: CollectorSettings, kind: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables that a CLI of this kind gets, before those that its adapter sets. Raises AgentEnvironmentError."""
+    allowed = ENV_ALLOWED | {name.strip() for name in settings.agent_env_allow.split(",") if name.strip()}
+    values = {name: value for name, value in environ.items() if name in allowed}
+    if settings.agent_env_file is not None:
+        values.update(_read_file(settings.agent_env_file).get(kind, {}))
+    return values
+
+
+def _read_file(path: Path) -> dict[str, dict[str, str]]:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise AgentEnvironmentError(f"{path} cannot be read: {error.strerror}") from None
+    with os.fdopen(descriptor, "rb") as file:
+        facts = os.fstat(file.fileno())
+        if stat.S_IMODE(facts.st_mode) & 0o077:
+            raise AgentEnvironmentError(f"{path} is open to others; chmod 600 it")
+        data = file.read(AGENT_ENV_FILE_BYTES_MAX + 1)
+    if len(data) > AGENT_ENV_FILE_BYTES_MAX:
+        raise AgentEnvironmentError(f"{path} has more than {AGENT_ENV_FILE_BYTES_MAX} bytes")
+    try:
+        value = json.loads(data)
+    except ValueError:
+        raise AgentEnvironmentError(f"{path} is not JSON") from None
+    if not isinstance(value, dict) or not all(
+        isinstance(variables, dict)
+        and all(isinstance(name, str) and isinstance(text, str) for name, text in variables.items())
+        for variables in value.values()
+    ):
+        raise AgentEnvironmentError(f"{path} must map agent kinds to variables, all of them text")
+    return value

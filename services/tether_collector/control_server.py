@@ -1,0 +1,213 @@
+"""The verbs of `tether.control.{tenant}.{workspace}.>`: decode, find the whole target, check authority, journal, act.
+
+    same control id, same payload ─▶ the receipt as it now stands, no effect
+    same control id, other payload ─▶ rejected REQUEST_CONFLICT
+    refused by the machine ─▶ rejected, nothing journaled
+    ── journal (fsync) ─▶ note in the spool ─▶ the machine ─▶ receipts as events ─▶ the reply
+
+A reply is a hint: what counts is the receipt in the log. It waits until the verb's point of interest or almost as long
+as a caller waits, then says how things stand.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import structlog
+
+from tether import subjects
+from tether.control import ControlReply, ControlRequest, decode_request
+from tether.errors import BusError, Code, InvalidError, Problem, ProblemError, problem
+from tether.ids import check_token
+from tether.limits import CONTROL_REPLY_S, SNAPSHOT_MEMORY_BYTES_MAX
+from tether.ports import Bus, Message
+from tether.snapshot import Snapshot
+from tether_collector.blobs import blob_of_text
+from tether_collector.execution_shell import ExecutionShell, now_ms
+from tether_collector.executions import Executions
+from tether_collector.registration import bounded
+from tether_collector.starting import Starter
+
+REPLY_WAIT_S: Final = CONTROL_REPLY_S - 1.0
+SNAPSHOT_INLINE_BYTES_MAX: Final = 512 * 1024  # a larger one goes to the blob store, the reply names it
+# Until when a reply waits; final statuses always end it.
+ENOUGH: Final = {
+    "answer": frozenset({"delivered"}),
+    "interject": frozenset({"delivered"}),
+    "interrupt": frozenset({"delivered"}),
+    "stop": frozenset[str](),
+}
+
+
+class ControlServer:
+    """`bus` here is only asked to carry replies; everything else goes through the executions."""
+
+    def __init__(self, executions: Executions, starter: Starter) -> None:
+        self._executions = executions
+        self._around = executions.around
+        self._starter = starter
+
+    def serving(self, bus: Bus) -> Any:
+        """The context in which controls are answered."""
+        settings = self._around.settings
+        subject = subjects.control_all(settings.tenant, settings.workspace)
+        return bus.serve(subject, self.handle, name="tether-collector")
+
+    async def handle(self, message: Message) -> bytes:
+        verb = message.subject.rpartition(".")[2]
+        control = ""
+        try:
+            request = decode_request(message.data)
+            control = request.control
+            if request.verb != verb:
+                raise InvalidError("verb", f"must be {verb}, as the subject says")
+            reply = await self._serve(request)
+        except ProblemError as error:
+            structlog.get_logger("tether.collector").info(
+                "control_rejected", verb=verb, control=control, code=error.problem.code
+            )
+            reply = rejected(control, verb, error.problem)
+        except BusError as error:
+            reply = rejected(control, verb, problem(Code.RUNTIME_UNAVAILABLE, error.detail))
+        return reply.encode()
+
+    async def _serve(self, request: ControlRequest) -> ControlReply:
+        match request.verb:
+            case "start":
+                return await self._starter.start(request, REPLY_WAIT_S)
+            case "receipt":
+                return self._receipt(request)
+            case "discover":
+                return self._discover(request)
+            case "snapshot":
+                return await self._snapshot(request)
+            case "drain":
+                raise ProblemError(problem(Code.CAPABILITY_MISSING, "this collector cannot drain"))
+            case _:
+                return await self._control(request)
+
+    # --- questions ---
+
+    def _receipt(self, request: ControlRequest) -> ControlReply:
+        """Of `payload.control`, or of the request's own id."""
+        control = check_token(request.payload.get("control", request.control), "payload.control")
+        entry = self._around.journal.control(control)
+        if entry is None:
+            why = problem(Code.NOT_FOUND, "no control of this id was accepted here", control=control)
+            return ControlReply(control=control, verb="receipt", status="unknown", problem=why)
+        return entry.reply()
+
+    def _discover(self, request: ControlRequest) -> ControlReply:
+        """`payload.conversation` limits it to one conversation."""
+        summaries = self._executions.summaries()
+        conversation = request.payload.get("conversation")
+        if conversation is not None:
+            check_token(conversation, "payload.conversation")
+            summaries = [entry for entry in summaries if entry.target.conversation == conversation]
+        kept, omitted = bounded(summaries)
+        result = {
+            "boot": self._around.settings.boot,
+            "executions": [entry.model_dump(mode="json", exclude_none=True) for entry in kept],
+            "omitted": omitted,
+        }
+        return ControlReply(control=request.control, verb="discover", status="settled", result=result)
+
+    async def _snapshot(self, request: ControlRequest) -> ControlReply:
+        target = request.target
+        if target is None:
+            raise InvalidError("target", "is required for snapshot")
+        shell = self._executions.get(target.execution)
+        snapshot: Snapshot | None
+        if shell is None:
+            snapshot = self._executions.final(target)
+        else:
+            current = shell.summary().target
+            if (field := current.differs(target)) is not None:
+                raise ProblemError(problem(Code.TARGET_STALE, f"{field} is not that of the execution"))
+            snapshot = await shell.snapshot()
+        if snapshot is None:
+            raise ProblemError(problem(Code.TARGET_UNKNOWN, "no snapshot of this target is kept here"))
+        data = snapshot.model_dump_json(exclude_none=True)
+        result: dict[str, Any] = {"snapshot": snapshot.model_dump(mode="json", exclude_none=True)}
+        if len(data) > SNAPSHOT_INLINE_BYTES_MAX:
+            if len(data) > SNAPSHOT_MEMORY_BYTES_MAX:
+                raise ProblemError(problem(Code.QUOTA_EXCEEDED, "the snapshot is larger than may be kept"))
+            blob, reference = blob_of_text(data, "json")
+            await self._around.blobs.put(blob)
+            result = {"blob": reference}
+        return ControlReply(
+            control=request.control, verb="snapshot", status="settled", target=snapshot.target, result=result
+        )
+
+    # --- controls of one execution ---
+
+    async def _control(self, request: ControlRequest) -> ControlReply:
+        journal = self._around.journal
+        known = journal.control(request.control)
+        if known is not None and known.digest != request.digest:
+            raise ProblemError(problem(Code.REQUEST_CONFLICT, "this control id was used with another payload"))
+        target = request.target
+        if target is None:
+            raise InvalidError("target", f"is required for {request.verb}")
+        shell = self._executions.get(target.execution)
+        if known is None:
+            if shell is None:
+                return self._of_ended(request)
+            self._check_authority(request)
+            machine = shell.machine
+            if machine is None:
+                raise ProblemError(problem(Code.RUNTIME_UNAVAILABLE, "the execution is being recovered"))
+            rejection = machine.check_control(request.verb, target, request.payload)
+            if rejection is not None:
+                return self._refused(request, shell, rejection.problem)
+            token = (shell.start.conversation, request.authority.kind, request.authority.token)
+            known = journal.add_control(request, shell.start.execution, now_ms(), token=token)
+            self._around.step("control_journaled")
+            shell.accept(known)
+        if shell is not None:
+            known = await shell.receipt(request.control, ENOUGH[request.verb], REPLY_WAIT_S) or known
+        known = journal.control(request.control) or known
+        return known.reply(None if shell is None else shell.summary().target)
+
+    def _check_authority(self, request: ControlRequest) -> None:
+        """A token, where one is given, is never lower than one seen before."""
+        authority = request.authority
+        assert request.target is not None
+        if authority.token and authority.token < self._around.journal.token(
+            request.target.conversation, authority.kind
+        ):
+            raise ProblemError(problem(Code.LEASE_NOT_READY, "a newer holder has sent controls already"))
+
+    def _refused(self, request: ControlRequest, shell: ExecutionShell, why: Problem) -> ControlReply:
+        """With the current target where it was stale, with the winner's receipt where an answer came too late."""
+        reply = rejected(request.control, request.verb, why)
+        update: dict[str, Any] = {}
+        if why.code == Code.TARGET_STALE:
+            update["target"] = shell.summary().target
+        winner = why.context.get("control")
+        entry = self._around.journal.control(winner) if isinstance(winner, str) else None
+        if entry is not None:
+            update["result"] = {"winner": entry.reply().model_dump(mode="json", exclude_none=True)}
+        return reply.model_copy(update=update)
+
+    def _of_ended(self, request: ControlRequest) -> ControlReply:
+        """A control of an execution that does not live here: it has ended, or it is not known."""
+        target = request.target
+        assert target is not None
+        for summary in self._executions.ended():
+            if summary.target.execution != target.execution:
+                continue
+            if (field := summary.target.differs(target)) is not None:
+                why = problem(Code.TARGET_STALE, f"{field} is not that of the execution")
+                return rejected(request.control, request.verb, why).model_copy(update={"target": summary.target})
+            why = problem(Code.SESSION_STREAM_NOT_ACTIVE, "the execution has ended", ended=True)
+            return rejected(request.control, request.verb, why).model_copy(update={"target": summary.target})
+        living = self._executions.of_conversation(target.conversation)
+        if living is not None:
+            why = problem(Code.TARGET_STALE, "another execution of the conversation runs")
+            return rejected(request.control, request.verb, why).model_copy(update={"target": living.summary().target})
+        raise ProblemError(problem(Code.TARGET_UNKNOWN, "this execution is not known here"))
+
+
+def rejected(control: str, verb: str, why: Problem) -> ControlReply:
+    return ControlReply(control=control, verb=verb, status="rejected", problem=why)

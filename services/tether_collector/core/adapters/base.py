@@ -1,0 +1,163 @@
+"""What an agent's adapter is: the pure translation between one CLI's lines and Tether's events.
+
+    line in  → `Drafts` and `Signal`s out          (`on_line`, `on_exit`)
+    intent   → bytes for stdin                     (`prompt`, `answer`, `interrupt`)
+
+An adapter's state is a plain JSON-able object owned by it; the execution machine (`core/execution.py`) keeps it,
+dumps it at segment boundaries and decides about ends, controls and receipts. No clock, no I/O, no randomness:
+ids come from the lines, from the launch or from the control. Adding an agent is one file here and one golden folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from tether_collector.core.inputs import Draft, OutputLine
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What an execution starts with. `content` is the user's prompt; `session` the native session to make or resume.
+
+    `prompt_id` is a uuid derived from the execution (the same on every replay).
+    """
+
+    execution: str
+    prompt_id: str
+    content: Sequence[Mapping[str, Any]]
+    cwd: str
+    session: str
+    resume: bool = False
+    model: str | None = None
+    permission_mode: str | None = None
+    args: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TurnEnded:
+    """The CLI said the terminal line of a turn."""
+
+    outcome: Literal["completed", "failed", "interrupted"]
+    code: str | None = None
+    detail: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TurnBegan:
+    """The CLI took up a prompt (or began a turn by itself, after background work)."""
+
+    prompt: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PromptSeen:
+    """Proof in the CLI's own output that this prompt (its control id or prompt id) was taken up or queued."""
+
+    prompt: str
+
+
+@dataclass(frozen=True, slots=True)
+class PromptTaken:
+    """This prompt waits no longer: it joined the running turn, or was dropped; no turn of its own is owed to it."""
+
+    prompt: str
+
+
+@dataclass(frozen=True, slots=True)
+class InterruptSeen:
+    """Proof in the CLI's own output that the interrupt with this control id was taken."""
+
+    control: str
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerSeen:
+    """The interaction's outcome showed in the CLI's output (its tool went on, was refused, or was withdrawn)."""
+
+    interaction: str
+    outcome: Literal["answered", "denied", "cancelled"]
+
+
+@dataclass(frozen=True, slots=True)
+class BackgroundChanged:
+    """How much background work is open now, and how many turns the CLI probably begins by itself because of some that
+    ended (`owed`: waited for a moment, not for ever)."""
+
+    open: int
+    owed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SessionFailed:
+    """The CLI refused the session: `not_found` or `busy`."""
+
+    reason: Literal["not_found", "busy"]
+    detail: str
+
+
+Signal = (
+    TurnEnded | TurnBegan | PromptSeen | PromptTaken | InterruptSeen | AnswerSeen | BackgroundChanged | SessionFailed
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What one line says: events in order, then signals in order. Proofs (`PromptSeen`, `InterruptSeen`, `AnswerSeen`)
+    count as having happened before the line's events."""
+
+    drafts: Sequence[Draft] = ()
+    signals: Sequence[Signal] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A user's answer to an interaction. `input`: the changed tool input of an approval; `answers`: question id or
+    text → chosen labels or free text."""
+
+    interaction: str
+    decision: Literal["allow", "deny"]
+    text: str | None = None
+    input: Mapping[str, Any] | None = None
+    answers: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+
+class Adapter(Protocol):
+    """One CLI. Instances are stateless; `state` is the dict made by `initial`, changed in place by the calls."""
+
+    name: str
+    version: str  # recorded in the spool; a change of meaning changes it
+    can_interject: bool
+
+    def argv(self, launch: Launch, binary: Sequence[str]) -> list[str]:
+        """The command line. Never holds a secret or the prompt."""
+        ...
+
+    def environment(self, launch: Launch) -> dict[str, str]:
+        """Fixed variables that this CLI needs (telemetry off, flush); user's keys come from the provider."""
+        ...
+
+    def initial(self, launch: Launch) -> dict[str, Any]: ...
+
+    def on_line(self, state: dict[str, Any], line: OutputLine) -> Reading:
+        """Never raises: what is not understood becomes a bounded `raw` event."""
+        ...
+
+    def on_exit(self, state: dict[str, Any], rc: int) -> Reading:
+        """Close what is open (running tools, streaming text) when the process is gone."""
+        ...
+
+    def opening(self, launch: Launch) -> Sequence[tuple[str, bytes]]:
+        """(control id, stdin bytes) written right after the spawn: handshake and the prompt."""
+        ...
+
+    def prompt(self, state: dict[str, Any], control: str, content: Sequence[Mapping[str, Any]]) -> bytes:
+        """An interjection. May note the control in `state`, to recognise it in the CLI's output."""
+        ...
+
+    def answer(self, state: dict[str, Any], answer: Answer) -> bytes:
+        """Changes nothing. Raises `InvalidError` for an answer that the interaction cannot take."""
+        ...
+
+    def interrupt(self, state: dict[str, Any], control: str) -> bytes: ...

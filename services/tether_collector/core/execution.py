@@ -1,0 +1,579 @@
+"""The execution machine: one run of one CLI, from its claim to the proof that nothing of it is left.
+
+    claimed ──first line──▶ running ◀──turn begins── waiting for a human
+       │                       │ ▲
+       │                       │ └── interjection queued, background work open: a terminal line is not the end
+       │                       ▼
+       │         terminal line, nothing queued, nothing in the background ──▶ response.ended{completed|failed|cancelled}
+       │                       │                                                    │ stdin closed, watchdog (ending.py)
+       │ spawn_failed          │ stop (stop.py): interrupt → SIGTERM → kill         ▼
+       ▼                       ▼                                                 exiting
+    failed                  Exited ── no terminal line: response.ended{lost|stopped|failed} ──▶ exited
+                                                                                    │ Proved
+                                                                                    ▼
+                                                           receipts, execution.ended{outcome, proof}   (the fence)
+
+Everything that changes it is an `Input`, recorded in the spool before: the same inputs make the same events with the
+same ordinals, wherever the machine was dumped and loaded in between. It has no clock; deadlines are `wants()`, which
+are level-triggered: a shell that was restarted replays the spool and looks again.
+
+Ordinal 1 is `execution.started`, the claim, which the shell appends before any spool exists. The machine is given its
+body, so that a dump is complete, and numbers its own events from 2. `response.ended` comes once, before
+`execution.ended`; nothing follows `execution.ended`.
+
+`wants()` are for a process that runs: a shell looks at them once the spawn is recorded.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final, Literal, get_args
+
+from tether import events as ev
+from tether.control import AnswerPayload, InterjectPayload
+from tether.errors import Code, InvalidError
+from tether.events import Event, GapReason, Proof
+from tether.frames import Position
+from tether.ids import ExecutionTarget
+from tether.limits import FIRST_EVENT_S, WATCHDOG_AFTER_TERMINAL_S
+from tether_collector.core import inputs as i
+from tether_collector.core.adapters import adapter_for
+from tether_collector.core.adapters import base as b
+from tether_collector.core.admission import Now, Rejection, answer_of, check_target, judge
+from tether_collector.core.ending import Ending
+from tether_collector.core.facts import Facts
+from tether_collector.core.interactions import Interaction, Interactions
+from tether_collector.core.noise import Noise
+from tether_collector.core.receipts import Control, Receipts
+from tether_collector.core.stop import Stop
+
+STATE_VERSION: Final = 1
+DELTA_CHARS_MAX: Final = 16 * 1024  # a delta has no blob; escaped six-fold this still fits a frame
+SETTLE_MS: Final = 2000  # how long a turn that background work owes is waited for
+TAKE_UP_MS: Final = int(WATCHDOG_AFTER_TERMINAL_S * 1000)  # and one for a queued interjection: a CLI may hang
+FIRST_EVENT: Final = "first_event"
+SETTLE: Final = "settle"
+AGENT_START_FAILED: Final = "AGENT_START_FAILED"
+_PROOFS: Final = (b.PromptSeen, b.InterruptSeen, b.AnswerSeen)
+_SIGNAL_CODES: Final = frozenset({129, 130, 137, 143})  # a shell's way to say "killed by a signal"
+_PROOF_METHODS: Final = frozenset(get_args(Proof.model_fields["method"].annotation))
+_GAP_REASONS: Final = frozenset(get_args(GapReason))
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """For the registration: `waiting` = a human is asked and has not answered."""
+
+    state: Literal["starting", "running", "waiting", "exiting", "ended"]
+    native_session: str | None
+    resumable: bool
+    pending: int
+    outcome: str | None
+    next_ordinal: int
+    last_record: int
+
+
+class Execution:
+    """See the module. `adapter` is stateless; `adapter_state` belongs to it."""
+
+    def __init__(self, launch: b.Launch, adapter: b.Adapter, target: ExecutionTarget, claim: Mapping[str, Any]) -> None:
+        self.launch = launch
+        self.adapter = adapter
+        self.claim = dict(claim)
+        self._target = target
+        self._opening = list(adapter.opening(launch))
+        self._adapter_state = adapter.initial(launch)
+        self._facts = Facts(adapter_version=adapter.version)
+        self._ending = Ending()
+        self._stop = Stop()
+        self._receipts = Receipts()
+        self._interactions = Interactions()
+        self._noise = Noise()
+        self._out: list[tuple[Event, Position]] = []
+        self._at = 0
+        self._handlers: dict[type[Any], Callable[[Any], None]] = {
+            i.OutputLine: self._on_line,
+            i.StdinLine: self._on_stdin_line,
+            i.StdinDone: self._on_stdin_done,
+            i.StreamClosed: self._on_stream_closed,
+            i.Exited: self._on_exited,
+            i.Proved: self._on_proved,
+            i.Timer: self._on_timer,
+            i.Note: self._on_note,
+        }
+
+    # --- making, saving, loading ---------------------------------------------------------------------------------
+
+    @classmethod
+    def start(
+        cls, launch: b.Launch, adapter: b.Adapter, target: ExecutionTarget, claim: Mapping[str, Any]
+    ) -> Execution:
+        """`claim`: the body of `execution.started`, which the shell appended as ordinal 1."""
+        return cls(launch, adapter, target, claim)
+
+    def dump(self) -> bytes:
+        """The whole state; `load` of it goes on exactly as this would."""
+        state = {
+            "v": STATE_VERSION,
+            "adapter": self.adapter.name,
+            "launch": {**asdict(self.launch), "content": list(self.launch.content), "args": list(self.launch.args)},
+            "target": self._target.model_dump(mode="json"),
+            "claim": self.claim,
+            "adapter_state": self._adapter_state,
+            "facts": asdict(self._facts),
+            "ending": asdict(self._ending),
+            "stop": asdict(self._stop),
+            "receipts": self._receipts.dump(),
+            "interactions": self._interactions.dump(),
+            "noise": self._noise.dump(),
+        }
+        return json.dumps(state, separators=(",", ":")).encode()
+
+    @classmethod
+    def load(cls, data: bytes) -> Execution:
+        """Raises `InvalidError` for a state of another version or an unknown adapter."""
+        state = json.loads(data)
+        if state.get("v") != STATE_VERSION:
+            raise InvalidError("state.v", f"must be {STATE_VERSION}, got {state.get('v')!r}")
+        self = cls(
+            b.Launch(**state["launch"]),
+            adapter_for(state["adapter"]),
+            ExecutionTarget.model_validate(state["target"]),
+            state["claim"],
+        )
+        self._adapter_state = state["adapter_state"]
+        self._facts = Facts(**state["facts"])
+        self._ending = Ending(**state["ending"])
+        self._stop = Stop(**state["stop"])
+        self._receipts = Receipts(state["receipts"])
+        self._interactions = Interactions(state["interactions"])
+        self._noise = Noise.load(state["noise"])
+        return self
+
+    # --- what a shell asks -----------------------------------------------------------------------------------------
+
+    @property
+    def ended(self) -> bool:
+        """`execution.ended` was made: nothing follows."""
+        return self._facts.ended
+
+    @property
+    def response_outcome(self) -> str | None:
+        """Of `response.ended`, once it was made."""
+        return self._facts.outcome
+
+    @property
+    def last_record(self) -> int:
+        """The last record that was applied; `apply` ignores it and those before."""
+        return self._facts.last_record
+
+    @property
+    def next_ordinal(self) -> int:
+        return self._facts.ordinal + 1
+
+    @property
+    def target(self) -> ExecutionTarget:
+        """With the native session, once it is known."""
+        if self._facts.native_session is None:
+            return self._target
+        return self._target.model_copy(update={"native_session": self._facts.native_session})
+
+    def pending(self) -> list[Interaction]:
+        """Interactions that are not resolved; `control` is set where an answer is on its way."""
+        return list(self._interactions.pending.values())
+
+    def receipt(self, control: str) -> Control | None:
+        """What became of a control, or None for one that was never noted."""
+        return self._receipts.get(control)
+
+    def status(self) -> Status:
+        facts = self._facts
+        state: Literal["starting", "running", "waiting", "exiting", "ended"] = "running"
+        if facts.ended:
+            state = "ended"
+        elif facts.outcome is not None or not self._ending.alive:
+            state = "exiting"
+        elif any(entry.control is None for entry in self._interactions.pending.values()):
+            state = "waiting"
+        elif not facts.first_line_seen:
+            state = "starting"
+        return Status(
+            state,
+            facts.native_session,
+            facts.resumable,
+            len(self._interactions.pending),
+            facts.outcome,
+            self.next_ordinal,
+            facts.last_record,
+        )
+
+    def wants(self) -> list[i.Want]:
+        """Everything that should be done now, in order; empty once the proof is in."""
+        facts = self._facts
+        if facts.ended:
+            return []
+        wants: list[i.Want] = []
+        if self._ending.alive:
+            wants += self._writes()
+            if facts.opened_at_ms and not facts.first_line_seen and not facts.silence_told:
+                wants.append(i.Deadline(FIRST_EVENT, facts.opened_at_ms + int(FIRST_EVENT_S * 1000)))
+            if (settle_at := self._settle_at()) is not None:
+                wants.append(i.Deadline(SETTLE, settle_at))
+            wants += [want for want in self._stop.wants() if want not in wants]
+        wants += [want for want in self._ending.wants() if want not in wants]
+        return wants
+
+    def check_control(self, verb: str, target: ExecutionTarget | None, payload: Mapping[str, Any]) -> Rejection | None:
+        """Whether a control can be taken now; asked before it is journaled."""
+        return check_target(self.target, target, verb) or judge(self._now(), verb, payload)
+
+    # --- inputs --------------------------------------------------------------------------------------------------
+
+    def apply(self, input_: i.Input, record: int) -> list[tuple[Event, Position]]:
+        """Events that this input makes. A record that was applied before, or comes after the end, makes none."""
+        facts = self._facts
+        if facts.ended or record <= facts.last_record:
+            return []
+        facts.last_record = record
+        self._at = input_.at
+        out: list[tuple[Event, Position]] = []
+        self._out = out
+        self._handlers[type(input_)](input_)
+        if facts.terminal is not None and facts.outcome is None and not facts.ended:
+            self._look_for_end()
+        return out
+
+    def _on_line(self, line: i.OutputLine) -> None:
+        if line.stream == "stdout":
+            self._facts.first_line_seen = True
+        reading = self.adapter.on_line(self._adapter_state, line)
+        signals = reading.signals
+        if not signals:
+            for draft in reading.drafts:
+                self._take(draft)
+            return
+        for signal in signals:
+            if isinstance(signal, _PROOFS):
+                self._on_proof_of_control(signal)
+        for draft in reading.drafts:
+            self._take(draft)
+        for signal in signals:
+            if not isinstance(signal, _PROOFS):
+                self._on_signal(signal)
+
+    def _on_proof_of_control(self, signal: b.PromptSeen | b.InterruptSeen | b.AnswerSeen) -> None:
+        match signal:
+            case b.PromptSeen(prompt):
+                self._seen(prompt)
+            case b.InterruptSeen(control):
+                self._seen(control)
+            case b.AnswerSeen(interaction, outcome):
+                drafts, entry = self._interactions.resolve(interaction, outcome)
+                self._take_all(drafts)
+                if entry is not None and entry.control is not None:
+                    if outcome == "cancelled":
+                        detail = "the agent withdrew the interaction before the answer was taken"
+                        self._take_all(self._receipts.reject(entry.control, Code.INTERACTION_SETTLED, detail))
+                    else:
+                        self._take_all(self._receipts.deliver(entry.control))
+                        self._take_all(self._receipts.settle(entry.control))
+
+    def _seen(self, control: str) -> None:
+        """A control showed in the CLI's output. A stop is settled by proof alone."""
+        entry = self._receipts.get(control)
+        if entry is None or entry.verb == "stop":
+            return
+        self._take_all(self._receipts.deliver(control))
+        self._take_all(self._receipts.settle(control))
+
+    def _on_signal(self, signal: b.Signal) -> None:
+        facts = self._facts
+        match signal:
+            case b.TurnBegan(prompt):
+                facts.terminal, facts.settled = None, False
+                self._stop.turn_over = False
+                if prompt is not None:
+                    self._seen(prompt)
+                    self._receipts.taken(prompt)
+            case b.PromptTaken(prompt):
+                self._seen(prompt)
+                self._receipts.taken(prompt)
+            case b.TurnEnded(outcome, code, detail):
+                self._terminal(outcome, code, detail)
+                if outcome == "interrupted":
+                    for entry in self._receipts.open("interrupt"):
+                        if entry.status == "delivered":
+                            self._take_all(self._receipts.settle(entry.control))
+            case b.BackgroundChanged(open_, owed):
+                facts.background, facts.owed = open_, owed
+            case b.SessionFailed(reason, detail):
+                code = Code.RESUME_FAILED if reason == "not_found" else Code.SESSION_BUSY
+                facts.final = True
+                self._terminal("failed", code.value, detail)
+            case _:
+                pass  # proofs were taken before the line's events
+
+    def _terminal(self, outcome: str, code: str | None, detail: str | None) -> None:
+        facts = self._facts
+        if facts.final and facts.terminal is not None:
+            return  # the refusal of the session explains more than the terminal line that goes with it
+        facts.terminal = {"outcome": outcome, "code": code, "detail": detail}
+        facts.waiting_since_ms = self._at
+        facts.settled = False
+        self._stop.turn_ended()
+
+    def _on_stdin_line(self, line: i.StdinLine) -> None:
+        if any(control == line.control for control, _ in self._opening):
+            self._facts.opening_begun.append(line.control)
+        else:
+            self._receipts.write_begun(line.control)
+
+    def _on_stdin_done(self, done: i.StdinDone) -> None:
+        facts = self._facts
+        if any(control == done.control for control, _ in self._opening):
+            facts.opening_done.append(done.control)
+            if done.result == "written" and len(facts.opening_done) == len(self._opening):
+                facts.opened_at_ms = done.at
+        else:
+            self._take_all(self._receipts.write_done(done.control, done.result))
+
+    def _on_stream_closed(self, closed: i.StreamClosed) -> None:
+        """stdout or stderr: no end, as the process may live on, and others may have inherited the pipe."""
+        if closed.stream == "stdin":
+            self._facts.stdin_closed = True
+            self._take_all(self._receipts.stdin_closed())
+
+    def _on_timer(self, timer: i.Timer) -> None:
+        facts = self._facts
+        if timer.name == FIRST_EVENT and facts.opened_at_ms and not facts.first_line_seen and not facts.silence_told:
+            facts.silence_told = True
+            detail = f"the agent has said nothing for {int(FIRST_EVENT_S)} s after its prompt was written"
+            self._emit(ev.MODEL_REQUEST, {"state": "started", "detail": detail})
+        elif timer.name == SETTLE and (settle_at := self._settle_at()) is not None:
+            # A deadline of an earlier turn may be recorded after the next one ended: it settles nothing.
+            facts.settled = timer.at >= settle_at
+        if self._ending.alive:
+            before = self._stop.stage
+            self._stop.timer(timer.name, timer.at)
+            if before == "interrupting" and self._stop.stage == "terminating":
+                for stop in self._receipts.open("stop"):
+                    self._take_all(self._receipts.deliver(stop.control))
+            self._ending.timer(timer.name, timer.at)
+
+    def _on_note(self, note: i.Note) -> None:
+        body = note.body
+        if note.kind == "control":
+            self._on_control(body)
+        elif note.kind == "gap":
+            reason = body.get("reason")
+            gap = {name: body[name] for name in ("from", "to", "detail") if body.get(name) is not None}
+            self._emit(ev.GAP, {"reason": reason if reason in _GAP_REASONS else "corrupt", **gap})
+        elif note.kind == "spawn_failed":
+            self._facts.terminal = None
+            self._respond("failed", AGENT_START_FAILED, str(body.get("detail", "the agent could not be started")))
+            self._gone(None, note.at)
+            self._end({"method": "never_spawned", "at": note.at})
+        elif note.kind == "adapter":
+            self._facts.adapter_version = str(body.get("version", ""))
+
+    # --- controls ------------------------------------------------------------------------------------------------
+
+    def _now(self) -> Now:
+        facts = self._facts
+        return Now(
+            adapter=self.adapter,
+            adapter_state=self._adapter_state,
+            interactions=self._interactions,
+            response_over=facts.outcome is not None,
+            process_gone=not self._ending.alive,
+            stopping=self._stop.requested,
+            stdin_closed=facts.stdin_closed,
+            ended=facts.ended,
+        )
+
+    def _on_control(self, body: Mapping[str, Any]) -> None:
+        control, verb = str(body.get("control", "")), str(body.get("verb", ""))
+        payload = body.get("payload")
+        payload = payload if isinstance(payload, Mapping) else {}
+        if self._receipts.get(control) is not None:
+            return
+        rejection = judge(self._now(), verb, payload)
+        if rejection is not None:
+            key = payload.get("interaction")
+            interaction = key[:256] if isinstance(key, str) else None
+            self._take_all(self._receipts.refuse(control, verb, rejection.code, rejection.problem.detail, interaction))
+            return
+        data: bytes | None
+        fields: dict[str, Any] = {}
+        match verb:
+            case "answer":
+                answer = AnswerPayload.model_validate(dict(payload))
+                data = self.adapter.answer(self._adapter_state, answer_of(answer))
+                fields["interaction"] = answer.interaction
+                self._interactions.answered(answer.interaction, control, answer.decision)
+            case "interject":
+                content = [part.model_dump() for part in InterjectPayload.model_validate(dict(payload)).content]
+                data = self.adapter.prompt(self._adapter_state, control, content)
+                fields["queued"] = True
+                self._facts.waiting_since_ms, self._facts.settled = self._at, False
+            case "interrupt":
+                data = self.adapter.interrupt(self._adapter_state, control)
+            case _:
+                over = self._facts.outcome is not None or not self._ending.alive
+                writes = self._stop.request(control, self._at, response_over=over)
+                can_write = writes and not self._facts.stdin_closed
+                data = self.adapter.interrupt(self._adapter_state, control) if can_write else None
+        fields["data"] = None if data is None else data.decode()
+        self._take_all(self._receipts.accept(control, verb, **fields))
+        if verb == "stop" and data is None:
+            self._take_all(self._receipts.deliver(control))
+
+    def _writes(self) -> list[i.Want]:
+        """Opening lines first; while stopping only the stop's interrupt."""
+        facts = self._facts
+        if facts.stdin_closed:
+            return []
+        if self._stop.requested:
+            return list(self._receipts.wants("stop"))
+        begun = (*facts.opening_begun, *facts.opening_done)
+        opening: list[i.Want] = [i.WriteStdin(control, data) for control, data in self._opening if control not in begun]
+        return [*opening, *self._receipts.wants()]
+
+    # --- ends ------------------------------------------------------------------------------------------------------
+
+    def _settle_at(self) -> int | None:
+        """When to stop waiting for a turn that the CLI owes after its terminal line; None where none is owed, or
+        where background work runs, which is waited for without a bound."""
+        facts = self._facts
+        if facts.terminal is None or facts.outcome is not None or facts.background or facts.settled:
+            return None
+        if self._receipts.queued():
+            return facts.waiting_since_ms + TAKE_UP_MS
+        return facts.waiting_since_ms + SETTLE_MS if facts.owed else None
+
+    def _look_for_end(self) -> None:
+        """A terminal line was said and no turn runs: is it the end?"""
+        facts = self._facts
+        if facts.final or (not facts.background and self._settle_at() is None):
+            self._respond_as_said()
+
+    def _respond_as_said(self) -> None:
+        """With the outcome of the last terminal line. A stop that lost the race leaves a finished result alone."""
+        terminal = self._facts.terminal or {}
+        outcome = terminal.get("outcome")
+        if outcome == "interrupted":
+            stopped = self._stop.requested
+            self._respond("stopped" if stopped else "cancelled", "STOPPED" if stopped else "INTERRUPTED", "")
+        elif outcome == "failed":
+            self._respond("failed", terminal.get("code") or "AGENT_FAILED", terminal.get("detail") or "")
+        else:
+            self._respond("completed", None, "")
+
+    def _respond(self, outcome: str, code: str | None, detail: str) -> None:
+        facts = self._facts
+        if facts.outcome is not None:
+            return
+        facts.outcome = outcome
+        facts.error = None if code is None else {"code": code, "detail": detail}
+        self._emit(ev.RESPONSE_ENDED, {"outcome": outcome, **({"error": facts.error} if facts.error else {})})
+        self._ending.finish(self._at)
+
+    def _on_exited(self, exited: i.Exited) -> None:
+        self._gone(exited.rc, exited.at)
+
+    def _gone(self, rc: int | None, at: int) -> None:
+        """The CLI is no more: close what it left open, then say how it ended."""
+        if not self._ending.alive:
+            return
+        facts = self._facts
+        self._close_what_is_open(rc)
+        if facts.outcome is None:
+            self._respond_without_end(rc)
+        self._ending.exited(rc, at)
+
+    def _close_what_is_open(self, rc: int | None) -> None:
+        self._take_all(self.adapter.on_exit(self._adapter_state, -9 if rc is None else rc).drafts)
+        self._take_all(self._interactions.expire_all())
+        self._take_all(self._receipts.process_gone())
+        for draft in self._noise.summary():
+            self._emit(draft.type, draft.body)
+
+    def _respond_without_end(self, rc: int | None) -> None:
+        facts = self._facts
+        how = "its end was not seen" if rc is None else f"killed by signal {-rc}" if rc < 0 else f"exit code {rc}"
+        said = facts.terminal is not None and not (self._stop.requested and self._is_waiting())
+        if said:
+            self._respond_as_said()
+        elif self._stop.requested:
+            self._respond("stopped", "STOPPED", "")
+        elif rc is not None and rc > 0 and rc not in _SIGNAL_CODES and facts.native_session is None:
+            tail = " / ".join(line for line in self._noise.tail if line.strip())
+            self._respond("failed", AGENT_START_FAILED, f"{how}{': ' + tail if tail else ''}")
+        else:
+            detail = f"the agent ended without its terminal line ({how})"
+            self._respond("lost", Code.EXECUTION_DURABILITY_GAP.value, detail)
+
+    def _is_waiting(self) -> bool:
+        return self._receipts.queued() or self._facts.background > 0
+
+    def _on_proved(self, proved: i.Proved) -> None:
+        self._gone(None, proved.at)
+        proof: dict[str, Any] = {"method": proved.method, "at": proved.at}
+        if proved.detail is not None:
+            proof["detail"] = proved.detail
+        if proved.method not in _PROOF_METHODS:
+            proof.update(method="provider", detail=f"{proved.method}: {proved.detail or ''}")
+        self._end(proof)
+
+    def _end(self, proof: dict[str, Any]) -> None:
+        facts = self._facts
+        self._close_what_is_open(self._ending.rc)  # lines may come after the exit, from whoever inherited the pipe
+        outcome = facts.outcome
+        for stop in self._receipts.open("stop"):
+            self._take_all(self._receipts.deliver(stop.control))
+            detail = None if outcome == "stopped" else f"the response had ended before: {outcome}"
+            self._take_all(self._receipts.settle(stop.control, detail))
+        body: dict[str, Any] = {"outcome": outcome, "proof": proof}
+        if self._ending.rc is not None:
+            body["exit"] = self._ending.rc
+        if facts.error is not None:
+            body["error"] = facts.error
+        self._emit(ev.EXECUTION_ENDED, body)
+        self._ending.proven(self._at)
+        facts.ended = True
+
+    # --- events ----------------------------------------------------------------------------------------------------
+
+    def _take_all(self, drafts: Sequence[i.Draft]) -> None:
+        for draft in drafts:
+            self._take(draft)
+
+    def _take(self, draft: i.Draft) -> None:
+        """A draft becomes an event, unless it is one raw line too many; long deltas become several."""
+        kind, body = draft.type, draft.body
+        if kind in ev.DELTAS:
+            text = body["text"]
+            if len(text) > DELTA_CHARS_MAX:
+                for start in range(0, len(text), DELTA_CHARS_MAX):
+                    piece = text[start : start + DELTA_CHARS_MAX]
+                    self._emit(kind, {**body, "text": piece, "offset": body["offset"] + start})
+                return
+        elif kind == ev.RAW:
+            if not self._noise.admits(body):
+                return
+        elif kind == ev.INTERACTION_REQUESTED:
+            if self._interactions.knows(body["interaction"]):
+                return
+            self._interactions.requested(body, self._at)
+        elif kind == ev.SESSION_BOUND:
+            self._facts.native_session = body["native_session"]
+            self._facts.resumable = bool(body.get("resumable"))
+        self._emit(kind, body)
+
+    def _emit(self, kind: str, body: dict[str, Any]) -> None:
+        facts = self._facts
+        facts.ordinal += 1
+        event = Event.model_construct(ordinal=facts.ordinal, last=None, at=self._at, type=kind, body=body)
+        self._out.append((event, Position.model_construct(record=facts.last_record, index=len(self._out))))

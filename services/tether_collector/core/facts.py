@@ -1,0 +1,33 @@
+"""What the execution machine knows besides its parts: plain facts, dumped as they are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(slots=True)
+class Facts:
+    """`terminal`: how the last turn ended, None while one runs. `final`: the session was refused, nothing can follow.
+    `outcome`, `error`: of `response.ended`, once it was made. `settled`: a turn that was owed is waited for no more."""
+
+    ordinal: int = 1  # the last one given; 1 is the claim
+    last_record: int = 0
+    adapter_version: str = ""
+    opening_begun: list[str] = field(default_factory=list)
+    opening_done: list[str] = field(default_factory=list)
+    opened_at_ms: int = 0
+    first_line_seen: bool = False
+    silence_told: bool = False
+    stdin_closed: bool = False
+    native_session: str | None = None
+    resumable: bool = False
+    terminal: dict[str, Any] | None = None  # outcome, code, detail
+    waiting_since_ms: int = 0  # the terminal line, or the last interjection after it
+    final: bool = False
+    background: int = 0
+    owed: int = 0
+    settled: bool = False
+    outcome: str | None = None
+    error: dict[str, Any] | None = None
+    ended: bool = False

@@ -1,0 +1,77 @@
+"""Exact stop: the escalation from a polite interrupt to a killed process tree, until there is proof.
+
+    idle ──request──▶ interrupting ──Timer(stop.interrupt), 2 s──▶ terminating ──Timer(stop.term), 5 s──▶ killing
+      └──request, response over already──────────────────────────────▲
+    any ──Exited──▶ (`ending.py` kills what is left) ──Proved──▶ settled
+
+    interrupting  the adapter's interrupt is written; stdin is closed as soon as the turn is over, so that a CLI that
+                  obeys leaves by itself within the 2 s
+    terminating   stdin closed, SIGTERM
+    killing       everything of the process killed: namespace, cgroup or sweep
+
+A reply to a stop is a hint. What settles it is `Proved`: a signal to a group proves nothing, as CLIs run their tools
+in sessions of their own. A second stop joins the first: both controls are settled by the same proof.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from tether.limits import STOP_INTERRUPT_S, STOP_TERM_S
+from tether_collector.core.inputs import CloseStdin, Deadline, KillAll, SendSignal, Want
+
+STOP_INTERRUPT: Final = "stop.interrupt"
+STOP_TERM: Final = "stop.term"
+
+Stage = Literal["idle", "interrupting", "terminating", "killing"]
+
+
+@dataclass(slots=True)
+class Stop:
+    """`control` is the first stop's id; `since_ms` when the stage began."""
+
+    stage: Stage = "idle"
+    since_ms: int = 0
+    control: str = ""
+    turn_over: bool = False
+
+    @property
+    def requested(self) -> bool:
+        return self.stage != "idle"
+
+    def request(self, control: str, at: int, *, response_over: bool) -> bool:
+        """Begin, or join what runs. True where the interrupt is to be written under `control`."""
+        if self.stage != "idle":
+            return False
+        self.stage = "terminating" if response_over else "interrupting"
+        self.control, self.since_ms = control, at
+        return self.stage == "interrupting"
+
+    def turn_ended(self) -> None:
+        """The CLI said its terminal line: nothing is left to interrupt."""
+        self.turn_over = True
+
+    def timer(self, name: str, at: int) -> None:
+        """A deadline passed; one of an earlier stage changes nothing."""
+        if name == STOP_INTERRUPT and self.stage == "interrupting":
+            self.stage, self.since_ms = "terminating", at
+        elif name == STOP_TERM and self.stage == "terminating":
+            self.stage, self.since_ms = "killing", at
+
+    def wants(self) -> list[Want]:
+        """Asked for only while the process lives. The interrupt itself is wanted by the control's own record."""
+        match self.stage:
+            case "idle":
+                return []
+            case "interrupting":
+                close: list[Want] = [CloseStdin()] if self.turn_over else []
+                return [*close, Deadline(STOP_INTERRUPT, self.since_ms + int(STOP_INTERRUPT_S * 1000))]
+            case "terminating":
+                return [
+                    CloseStdin(),
+                    SendSignal(self.control, "SIGTERM"),
+                    Deadline(STOP_TERM, self.since_ms + int(STOP_TERM_S * 1000)),
+                ]
+            case "killing":
+                return [KillAll()]

@@ -1,0 +1,524 @@
+"""One execution, from its journaled start to its saved end. The machine decides; this performs, in this order:
+
+    1  claim in the log                    (claim.py; refused: nothing was spawned, nothing will be)
+    2  keeper: adopted, or launched once   (process.py)
+    3  base from the log, state from the spool (pipeline.py)
+    4  spool → events → blobs → log, and what the machine wants → keeper, until the terminal frame is stored
+    5  final snapshot on disk, journal, the keeper may go
+
+A crash between any two is continued by `run` of the next collector: 1 sends the same bytes again, 2 finds the spawn
+record, 3 discards what the log has, 5 writes the same file again.
+
+Three tasks share the state on the loop's thread: the pump (reads the spool; alone changes the pipeline), the hands
+(ask the keeper) and the writer (publishes). A lost acked tail makes the writer ask for a rebase: from that call on
+nothing of the old reading is offered, and the pump rebuilds. Reading pauses while the writer is far behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import structlog
+
+from tether import events as ev
+from tether import subjects
+from tether.cursor import tag_of
+from tether.errors import BusError, Code, InvalidError, Problem, problem
+from tether.events import Event, ReceiptStatus
+from tether.frame_writer import RecordGap, Told
+from tether.frames import Frame, Position, decode
+from tether.ids import ExecutionTarget
+from tether.kv import Bucket
+from tether.owner import OwnerRecord
+from tether.ports import Bus
+from tether.sandbox import ExecutionSummary
+from tether.snapshot import Snapshot, take
+from tether.subjects import EventAddress
+from tether_collector import claim as claiming
+from tether_collector.blobs import BlobStore, externalise
+from tether_collector.config import CollectorSettings
+from tether_collector.core.execution import Execution
+from tether_collector.core.inputs import Want
+from tether_collector.hands import Hands
+from tether_collector.journal import Control, Journal, Start
+from tether_collector.keeper_link import KeeperRefusedError, LinkLost
+from tether_collector.launching import agent_launch, launch_spec
+from tether_collector.log_writer import LogWriter
+from tether_collector.pipeline import Base, Pipeline
+from tether_collector.process import AgentProcess, keeper_folder
+from tether_collector.recovery_files import write_final
+from tether_collector.sweep import sweep
+
+PROVE_AGAIN_S: Final = 2.0
+ROTATE_SETTLE_S: Final = 1.0  # of the 2 s that a keeper pauses for a rotation
+OWNER_AGAIN_S: Final = 0.5
+FINAL: Final = frozenset({"settled", "rejected", "unknown"})
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What every execution of a collector shares. `changed`: something that the registration shows has changed.
+    `step` is called with the name of each step that is on disk or stored; tests crash there."""
+
+    settings: CollectorSettings
+    bus: Bus
+    journal: Journal
+    blobs: BlobStore
+    changed: Callable[[], None]
+    step: Callable[[str], None] = field(default=lambda _name: None)
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class ExecutionShell:
+    """See the module. `run` is its task; everything else is asked by others meanwhile."""
+
+    def __init__(self, around: Surroundings, start: Start) -> None:
+        self.start = start
+        self.target: ExecutionTarget = start.target
+        self.ended = False
+        self._around = around
+        self._address = EventAddress(start.target.tenant, start.target.workspace, start.conversation, start.execution)
+        folder = keeper_folder(around.settings.state_dir, start.execution, start.target.process_generation)
+        self._kick = asyncio.Event()
+        self._process = AgentProcess(folder, start.nonce, self._kick.set)
+        self._hands = Hands(self._process, self._wants, self._unnoted)
+        self._writer = LogWriter(around.bus, self._address, self)
+        self._pipeline: Pipeline | None = None
+        self._rebase: Base | None = None
+        self._controls = {entry.control: entry for entry in around.journal.controls_of(start.execution)}
+        self._receipts_moved = asyncio.Event()
+        self._adopted_at = 0  # the record up to which the spool is history for the present link
+        self._bytes_since_state = 0
+        self._paused = False
+        self._fenced: str | None = None
+        self._shown: object = None
+        self._log = structlog.get_logger("tether.collector").bind(
+            execution=start.execution, conversation=start.conversation
+        )
+
+    # --- what others ask ---
+
+    @property
+    def machine(self) -> Execution | None:
+        return None if self._pipeline is None else self._pipeline.machine
+
+    def summary(self) -> ExecutionSummary:
+        machine = self.machine
+        status = None if machine is None else machine.status()
+        last = 0 if self._pipeline is None else self._pipeline.fold.applied
+        return ExecutionSummary(
+            target=self.target if machine is None else machine.target,
+            state="ended" if self.ended else "starting" if status is None else status.state,
+            last_ordinal=last,
+            pending_interactions=0 if status is None else status.pending,
+            started_at=self.start.created_at,
+        )
+
+    async def snapshot(self) -> Snapshot | None:
+        """The folded state of what the log has; None while it is not known yet."""
+        pipeline = self._pipeline
+        if pipeline is None or not pipeline.caught_up:
+            return None
+        mark = pipeline.watermark()
+        if not pipeline.tag_known:
+            # The ack carried no stored time: read it. A frame that came since makes the mark a hint, which it is.
+            message = await self._around.bus.last(
+                subjects.events_stream(self._address.tenant), self._address.subject, leader=False
+            )
+            if message is not None and message.sequence == mark.sequence:
+                mark = mark.model_copy(update={"tag": tag_of(message.stored_at_ns)})
+        return take(pipeline.machine.target, pipeline.fold.freeze(), mark, captured_at=now_ms())
+
+    def accept(self, control: Control) -> None:
+        """A journaled control: noted in the spool as soon as the keeper takes it."""
+        self._controls[control.control] = control
+        self._hands.poke()
+
+    async def receipt(self, control: str, enough: frozenset[str], wait_s: float) -> Control | None:
+        """The receipt once its status is one of `enough` or final, or as it stands when the time is over."""
+        try:
+            async with asyncio.timeout(wait_s):
+                while (entry := self._controls.get(control)) and entry.status not in enough | FINAL:
+                    self._receipts_moved.clear()
+                    await self._receipts_moved.wait()
+        except TimeoutError:
+            pass
+        return self._controls.get(control)
+
+    async def settle(self) -> None:
+        """Stop reading, and wait until everything offered is stored."""
+        self._paused = True
+        if self._pipeline is not None:
+            await self._writer.settled()
+
+    # --- the life ---
+
+    async def run(self) -> None:
+        try:
+            if self.start.phase == "journaled" and not await self._claim():
+                return
+            await self._raise_process()
+            await self._live()
+        finally:
+            self._process.close()
+            if self._pipeline is not None:
+                self._pipeline.close()
+
+    async def _claim(self) -> bool:
+        outcome = await claiming.claim(self._around.bus, self._address, self.start.claim, self._around.settings.boot)
+        match outcome:
+            case claiming.Claimed():
+                self._around.step("claimed")
+                self._around.journal.set_phase(self.start.execution, "claimed")
+                self._around.step("claim_journaled")
+                self._log.info("execution_claimed")
+                return True
+            case claiming.Orphaned(message):
+                await sweep(f"{self.start.execution}-")
+                await claiming.end_orphan(self._around.bus, self._address, message, now_ms())
+                detail = "it was claimed by a collector whose journal is lost"
+                self._refuse(problem(Code.EXECUTION_DURABILITY_GAP, detail))
+            case claiming.Refused(why):
+                self._refuse(why)
+        return False
+
+    def _refuse(self, why: Problem) -> None:
+        """Nothing was spawned and nothing will be."""
+        self._log.warning("start_refused", code=why.code, detail=why.detail)
+        self._set_receipt(self.start.control, "rejected", why)
+        self.ended = True
+        self._around.journal.set_ended(self.start.execution, now_ms(), None)
+
+    async def _raise_process(self) -> None:
+        """A keeper that lives is adopted, one that was never started is launched, one that is gone stays gone."""
+        alive = await self._process.adopt()
+        same_boot = self.start.target.boot == self._around.settings.boot
+        if not alive and not self._process.spawned and self.start.phase != "spawned" and same_boot:
+            spec = launch_spec(self._around.settings, self.start)
+            if isinstance(spec, str):
+                failure: str | None = spec
+                self._process.append_dead("note", {"kind": "spawn_failed"}, {"detail": spec}, unless="note")
+            else:
+                failure = await self._process.launch(spec)
+            self._around.step("spawned")
+            self._log.info("agent_started" if failure is None else "agent_failed", detail=failure)
+        if self.start.phase != "spawned":
+            self._around.journal.set_phase(self.start.execution, "spawned")
+            self._around.step("spawn_journaled")
+        self._set_receipt(self.start.control, "delivered", None, at_least=True)
+
+    async def _live(self) -> None:
+        base = await self._read_base()
+        if base is not None:
+            self._rebuild(base)
+            if base.terminal:
+                self._replay_ended()
+            else:
+                await self._tell()
+        if self._fenced is not None:
+            self._log.error("execution_fenced", reason=self._fenced)
+            await self._process.abandon()
+            self._close_controls()
+            self._close_journal(now_ms())
+            return
+        await self._finish()
+
+    async def _tell(self) -> None:
+        """Spool to log, until the terminal frame is stored or another writer is found."""
+        async with asyncio.TaskGroup() as group:
+            name = self.start.execution
+            tasks = [
+                group.create_task(self._pump(), name=f"pump:{name}"),
+                group.create_task(self._hands.run(), name=f"hands:{name}"),
+                group.create_task(self._process.listen(), name=f"keeper:{name}"),
+            ]
+            await self._writer.run()
+            for task in tasks:
+                task.cancel()
+
+    def _replay_ended(self) -> None:
+        """The log has the end. If the spool explains it, it is ours and only the fold is to be made."""
+        pipeline = self._pipeline
+        assert pipeline is not None
+        while not pipeline.machine.ended and pipeline.step().moved:
+            pass
+        if not pipeline.machine.ended:
+            self._fenced = "the execution was ended by another"
+
+    async def _read_base(self) -> Base | None:
+        """Where the log stands; None where this writer is fenced."""
+        message = await claiming.last_message(self._around.bus, self._address)
+        if message is None:
+            if await self.still_ours():
+                return Base(0, Position(record=0, index=0))
+            self._fenced = "the subject is empty and the conversation has another owner"
+            return None
+        try:
+            frame = decode(message.subject, message.data)
+        except InvalidError as error:
+            self._fenced = f"the subject holds what is no frame: {error}"
+            return None
+        assert isinstance(frame, Frame)
+        terminal = frame.events[-1].type == ev.EXECUTION_ENDED
+        return Base(frame.last, frame.pos, message.sequence, tag_of(message.stored_at_ns), terminal)
+
+    def _rebuild(self, base: Base) -> None:
+        if self._pipeline is not None:
+            self._pipeline.close()
+        event = claiming.claim_event(self._address, self.start.claim)
+        launch, adapter = agent_launch(self._around.settings, self.start)
+        pipeline = Pipeline.rebuild(self._process.directory, launch, adapter, event, self.start.target, base)
+        link = self._process.live
+        self._adopted_at = 0 if link is None else link.hello.last_record
+        self._bytes_since_state = 0
+        self._pipeline = pipeline
+        if base.ordinal == 0 and pipeline.next_ordinal == 2:
+            self._writer.offer([(event, claiming.CLAIM_POSITION)], 0)
+        elif (lead := pipeline.lead(self.start.created_at)) is not None:
+            self._log.error("log_not_restored", first=lead[0].ordinal, last=lead[0].end)
+            self._writer.offer([lead], 0)
+
+    # --- spool to log ---
+
+    async def _pump(self) -> None:
+        while True:
+            self._kick.clear()
+            if self._rebase is not None:
+                base, self._rebase = self._rebase, None
+                self._rebuild(base)
+            await self._writer.room()
+            if self._paused or not await self._step():
+                await self._idle()
+            else:
+                await asyncio.sleep(0)  # a flood must not starve controls and the other executions
+
+    async def _step(self) -> bool:
+        """One read of the spool, its events to the writer; False where there was nothing."""
+        pipeline = self._pipeline
+        assert pipeline is not None
+        progress = pipeline.step()
+        if progress.inputs:
+            self._notice(progress.events)
+        ready: list[tuple[Event, Position]] = []
+        for event, position in progress.events:
+            small, blob = externalise(event)
+            if blob is not None:
+                await self._around.blobs.put(blob)
+            ready.append((small, position))
+        if self._rebase is not None:
+            return True  # asked for while a blob was stored: what was read belongs to the old reading
+        if ready:
+            self._writer.offer(ready, progress.size_bytes)
+        if progress.moved:
+            self._bytes_since_state += progress.size_bytes
+            await self._maybe_rotate(pipeline)
+        return progress.moved
+
+    def _notice(self, events: Sequence[tuple[Event, Position]]) -> None:
+        """After inputs were applied: receipts, wants, and what the registration shows."""
+        machine = self.machine
+        assert machine is not None
+        for event, _ in events:
+            if event.type == ev.CONTROL_RECEIPT:
+                self._on_receipt(event.body)
+        self._hands.poke()
+        status = machine.status()
+        if status.state != "starting":
+            self._set_receipt(self.start.control, "settled", None, at_least=True)
+        shown = (status.state, status.native_session, status.pending)
+        if shown != self._shown:
+            self._shown = shown
+            self._around.changed()
+
+    async def _idle(self) -> None:
+        """At the end of the spool: close what is missing, look after the keeper, or wait for more."""
+        pipeline, process = self._pipeline, self._process
+        assert pipeline is not None
+        if self._paused or (pipeline.machine.ended and not pipeline.behind_log):
+            await self._kick.wait()
+        elif not process.gone and process.live is None:
+            if await process.adopt():
+                assert process.link is not None
+                self._adopted_at = process.link.hello.last_record
+            self._hands.poke()
+        elif pipeline.behind_log:
+            self._log.error("spool_shorter_than_log", next_ordinal=pipeline.next_ordinal)
+            await self._append_note("gap", pipeline.gap_body())
+        elif process.gone:
+            await self._prove_gone()
+        else:
+            await self._kick.wait()
+
+    async def _prove_gone(self) -> None:
+        """The keeper is gone and the spool ends without a proof: make it, or try again later."""
+        if not await self._process.prove_gone():
+            await asyncio.sleep(PROVE_AGAIN_S)
+            await self._process.adopt()
+        else:
+            self._log.warning("keeper_gone")
+
+    async def _append_note(self, kind: str, body: dict[str, Any]) -> None:
+        """Record an input; where the link breaks the caller looks again (a gap that was recorded is seen then)."""
+        try:
+            await self._process.append("note", {"kind": kind}, body)
+        except (LinkLost, KeeperRefusedError) as error:
+            self._log.warning("note_delayed", kind=kind, error=str(error))
+            await asyncio.sleep(PROVE_AGAIN_S)
+        else:
+            assert self._pipeline is not None
+            if not self._process.gone:
+                await self._wait_for_record(self._pipeline.after)
+
+    async def _wait_for_record(self, after: int) -> None:
+        link = self._process.live
+        if link is not None:
+            try:
+                await link.wait_records(after)
+            except LinkLost:
+                pass
+
+    async def _maybe_rotate(self, pipeline: Pipeline) -> None:
+        """Begin a segment with the state, every so many bytes: never less than what the state itself takes."""
+        threshold = max(self._around.settings.spool_segment_bytes, 2 * pipeline.fold_bytes)
+        link = self._process.live
+        if self._bytes_since_state < threshold or link is None or not self._around.bus.connected:
+            return
+        self._bytes_since_state -= threshold // 4  # where it fails: again after a quarter
+        try:
+            last = await link.pause()
+            while pipeline.after < last and self._rebase is None:
+                if not await self._drain_for_rotation(pipeline):
+                    return
+            async with asyncio.timeout(ROTATE_SETTLE_S):
+                await self._writer.settled()
+            if self._rebase is not None or pipeline.after != last:
+                return
+            state = pipeline.save(last)
+            if state is None:
+                self._log.warning("state_too_large")
+                return
+            await link.rotate(state, last)
+            await link.release(last)
+        except (LinkLost, KeeperRefusedError, TimeoutError) as error:
+            self._log.info("rotation_put_off", reason=str(error) or "the log is behind")
+        else:
+            self._bytes_since_state = 0
+
+    async def _drain_for_rotation(self, pipeline: Pipeline) -> bool:
+        before = self._bytes_since_state
+        self._bytes_since_state = -(2**62)  # no rotation within a rotation
+        try:
+            return await self._step()
+        finally:
+            self._bytes_since_state = before
+
+    # --- what the writer tells ---
+
+    def told(self, told: Told) -> None:
+        if self._rebase is not None:
+            self._rebase = Base(told.ordinal, told.position, told.sequence, told.tag)
+        elif self._pipeline is not None:
+            self._pipeline.told(told.events, told.ordinal, told.sequence, told.tag)
+
+    def rebase(self, ordinal: int, position: Position) -> None:
+        self._log.warning("log_rewound", ordinal=ordinal)
+        self._rebase = Base(ordinal, position)
+        self._kick.set()
+
+    async def record_gap(self, gap: RecordGap) -> None:
+        await self._append_note("gap", {"reason": gap.reason, "from": gap.first, "to": gap.last})
+
+    async def still_ours(self) -> bool:
+        key = subjects.owner_key(self._address.tenant, self._address.workspace, self._address.conversation)
+        while True:
+            try:
+                entry = await Bucket(self._around.bus, subjects.OWNERS, leader=False).get(key)
+            except BusError:
+                await asyncio.sleep(OWNER_AGAIN_S)
+                continue
+            record = None if entry is None else OwnerRecord.model_validate(entry.value)
+            return record is not None and record.target is not None and record.target.execution == self.start.execution
+
+    def fenced(self, reason: str) -> None:
+        self._fenced = reason
+
+    # --- controls ---
+
+    def _wants(self) -> Sequence[Want]:
+        pipeline = self._pipeline
+        if pipeline is None or self._rebase is not None or pipeline.after < self._adopted_at:
+            return ()
+        return pipeline.machine.wants()
+
+    def _unnoted(self) -> Sequence[tuple[str, dict[str, Any]]]:
+        """Controls that are journaled and that the spool does not have."""
+        pipeline = self._pipeline
+        if pipeline is None or self._rebase is not None or pipeline.after < self._adopted_at:
+            return ()
+        return [
+            (entry.control, {"control": entry.control, "verb": entry.verb, "payload": entry.payload})
+            for entry in self._controls.values()
+            if entry.verb != "start" and entry.status not in FINAL and pipeline.machine.receipt(entry.control) is None
+        ]
+
+    def _on_receipt(self, body: dict[str, Any]) -> None:
+        status: ReceiptStatus = body["status"]
+        why = None
+        if body.get("reason"):
+            code = Code(body["reason"])
+            context = {"interaction": body["interaction"]} if body.get("interaction") else {}
+            why = problem(code, str(body.get("detail") or ""), **context)
+        self._set_receipt(body["control"], status, why)
+
+    def _set_receipt(self, control: str, status: ReceiptStatus, why: Problem | None, *, at_least: bool = False) -> None:
+        """Journal a receipt's new status. `at_least`: only forward, for those that no event tells."""
+        entry = self._controls.get(control)
+        if entry is None or entry.status == status or entry.status in FINAL:
+            return
+        if at_least and status == "delivered" and entry.status != "accepted":
+            return
+        self._around.journal.set_receipt(control, status, why)
+        self._controls[control] = Control(
+            entry.control, entry.execution, entry.verb, entry.digest, entry.payload, status, why, entry.at
+        )
+        self._receipts_moved.set()
+
+    # --- the end ---
+
+    async def _finish(self) -> None:
+        """The terminal frame is stored."""
+        self._around.step("terminal_stored")
+        pipeline = self._pipeline
+        assert pipeline is not None
+        state = pipeline.fold.freeze()
+        at = state.ended_at or now_ms()
+        snapshot = await self.snapshot()
+        if snapshot is not None:
+            write_final(self._around.settings.state_dir, snapshot, at)
+        self._around.step("final_written")
+        self._close_controls()
+        self._close_journal(at)
+        await self._process.dismiss()
+        self._log.info("execution_ended", outcome=state.outcome, ordinals=pipeline.fold.applied)
+
+    def _close_controls(self) -> None:
+        """What was journaled and never reached the spool had no effect; a stop has what it wanted."""
+        gone = problem(Code.SESSION_STREAM_NOT_ACTIVE, "the execution ended before it", ended=True)
+        for entry in list(self._controls.values()):
+            if entry.status not in FINAL:
+                settled = entry.verb in ("stop", "start")
+                self._set_receipt(entry.control, "settled" if settled else "rejected", None if settled else gone)
+
+    def _close_journal(self, at: int) -> None:
+        self.target = self.summary().target
+        self.ended = True
+        self._around.journal.set_ended(self.start.execution, at, self.summary())
+        self._receipts_moved.set()
+        self._around.changed()

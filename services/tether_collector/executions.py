@@ -1,0 +1,111 @@
+"""The executions of one collector: those that live, as shells with a task each; the ended ones, from the journal.
+
+The only place that adds and removes them. A conversation has at most one living execution here, and a start that was
+accepted is found again by its control id or its execution's id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Iterator
+from typing import Final
+
+import structlog
+
+from tether.ids import ExecutionTarget
+from tether.limits import DISCOVERY_ENTRIES_MAX, TERMINAL_RETENTION_S
+from tether.sandbox import ExecutionSummary
+from tether.snapshot import Snapshot
+from tether_collector.execution_shell import ExecutionShell, Surroundings, now_ms
+from tether_collector.journal import Start
+from tether_collector.recovery_files import delete_final, read_final
+
+HOUSEKEEPING_S: Final = 3600.0
+
+
+class Executions:
+    """Runs its shells in `group`: one that fails unexpectedly ends the collector, which starts over from disk."""
+
+    def __init__(self, around: Surroundings, group: asyncio.TaskGroup) -> None:
+        self.around = around
+        self._group = group
+        self._living: dict[str, ExecutionShell] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._ended: list[ExecutionSummary] | None = None
+
+    def recover(self) -> int:
+        """Go on with everything whose end is not in the log; how many these are."""
+        for start in self.around.journal.unended():
+            self.begin(start)
+        return len(self._living)
+
+    def begin(self, start: Start) -> ExecutionShell:
+        """Run a journaled start."""
+        shell = ExecutionShell(self.around, start)
+        self._living[start.execution] = shell
+        task = self._group.create_task(self._run(shell), name=f"execution:{start.execution}")
+        self._tasks[start.execution] = task
+        self.around.changed()
+        return shell
+
+    async def _run(self, shell: ExecutionShell) -> None:
+        await shell.run()
+        if shell.ended:
+            self._ended = None
+            self._living.pop(shell.start.execution, None)
+            self._tasks.pop(shell.start.execution, None)
+            self.around.changed()
+
+    def living(self) -> Iterator[ExecutionShell]:
+        return iter(list(self._living.values()))
+
+    def get(self, execution: str) -> ExecutionShell | None:
+        return self._living.get(execution)
+
+    def of_conversation(self, conversation: str) -> ExecutionShell | None:
+        """The living execution of a conversation."""
+        for shell in self._living.values():
+            if shell.start.conversation == conversation:
+                return shell
+        return None
+
+    def ended(self) -> list[ExecutionSummary]:
+        """Within the retention, the latest first."""
+        if self._ended is None:
+            self._ended = [
+                start.summary for start in self.around.journal.ended(DISCOVERY_ENTRIES_MAX) if start.summary is not None
+            ]
+        return self._ended
+
+    def summaries(self) -> list[ExecutionSummary]:
+        return [*(shell.summary() for shell in self._living.values()), *self.ended()]
+
+    def final(self, target: ExecutionTarget) -> Snapshot | None:
+        """The final snapshot of exactly this target."""
+        snapshot = read_final(self.around.settings.state_dir, target.execution)
+        return None if snapshot is None or snapshot.target.differs(target) is not None else snapshot
+
+    async def flush(self) -> None:
+        """Stop reading spools and wait until what was read is stored."""
+        await asyncio.gather(*(shell.settle() for shell in self.living()))
+
+    async def leave(self) -> None:
+        """Let go of everything; keepers and CLIs run on."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def housekeeping(self) -> None:
+        """The task that deletes what is beyond its retention."""
+        while True:
+            forgotten = self.around.journal.forget(now_ms() - int(TERMINAL_RETENTION_S * 1000))
+            for execution in forgotten:
+                delete_final(self.around.settings.state_dir, execution)
+                folder = self.around.settings.state_dir / "executions" / execution
+                await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+            if forgotten:
+                self._ended = None
+                structlog.get_logger("tether.collector").info("executions_forgotten", count=len(forgotten))
+            await asyncio.sleep(HOUSEKEEPING_S)

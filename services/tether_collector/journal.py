@@ -1,0 +1,268 @@
+"""The collector's journal: what it has promised, on disk before it acts. SQLite of the standard library.
+
+    executions   one row per start that was accepted; written before the claim, so a claim in the log without a row
+                 here was never spawned by this volume's collectors and never will be
+    controls     one row per control that was accepted: its payload's digest, and the receipt as it stands
+    tokens       the highest authority token seen per conversation and kind; lower ones are refused
+
+Every write is one transaction with `synchronous=FULL`: it is on the medium when the call returns (some 0.5 ms; it is
+made on the loop's thread on purpose, so that nothing can come between a decision and its record). Ended rows are
+kept for the terminal retention and then deleted by `forget`.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal, cast
+
+from tether.control import ControlReply, ControlRequest, StartCommand
+from tether.errors import Problem
+from tether.events import ReceiptStatus
+from tether.ids import ExecutionTarget
+from tether.sandbox import ExecutionSummary
+
+SCHEMA_VERSION: Final = 1
+Phase = Literal["journaled", "claimed", "spawned", "ended"]
+
+_SCHEMA: Final = """
+CREATE TABLE IF NOT EXISTS executions (
+    execution TEXT PRIMARY KEY, conversation TEXT NOT NULL, control TEXT NOT NULL, digest TEXT NOT NULL,
+    command TEXT NOT NULL, target TEXT NOT NULL, nonce TEXT NOT NULL, claim BLOB NOT NULL, phase TEXT NOT NULL,
+    created_at INTEGER NOT NULL, ended_at INTEGER, summary TEXT
+) STRICT;
+CREATE TABLE IF NOT EXISTS controls (
+    control TEXT PRIMARY KEY, execution TEXT NOT NULL, verb TEXT NOT NULL, digest TEXT NOT NULL,
+    payload TEXT NOT NULL, status TEXT NOT NULL, problem TEXT, at INTEGER NOT NULL
+) STRICT;
+CREATE INDEX IF NOT EXISTS controls_execution ON controls (execution);
+CREATE TABLE IF NOT EXISTS tokens (
+    conversation TEXT NOT NULL, kind TEXT NOT NULL, token INTEGER NOT NULL, PRIMARY KEY (conversation, kind)
+) STRICT;
+"""
+
+
+class JournalError(Exception):
+    """The journal cannot be opened or is of a newer version: the collector must not start over it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """An accepted start. `claim`: the exact bytes of the claim's frame, so that it is sent again unchanged.
+    `target` has the boot id and process generation; `digest` is the start request's."""
+
+    execution: str
+    conversation: str
+    control: str
+    digest: str
+    command: StartCommand
+    target: ExecutionTarget
+    nonce: str
+    claim: bytes
+    phase: Phase
+    created_at: int
+    ended_at: int | None = None
+    summary: ExecutionSummary | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """An accepted control and its receipt. `payload` as it was asked for."""
+
+    control: str
+    execution: str
+    verb: str
+    digest: str
+    payload: dict[str, Any]
+    status: ReceiptStatus
+    problem: Problem | None
+    at: int
+
+    def reply(self, target: ExecutionTarget | None = None, result: dict[str, Any] | None = None) -> ControlReply:
+        return ControlReply(
+            control=self.control,
+            verb=self.verb,
+            status=self.status,
+            problem=self.problem,
+            target=target,
+            result=result,
+        )
+
+
+class Journal:
+    """One open journal. Not for use by two collectors: the workspace's lock sees to that."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises JournalError."""
+        try:
+            self._db = sqlite3.connect(path, isolation_level=None)
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute("PRAGMA synchronous=FULL")
+            version = self._db.execute("PRAGMA user_version").fetchone()[0]
+            if version > SCHEMA_VERSION:
+                raise JournalError(f"{path} is of version {version}, this collector knows {SCHEMA_VERSION}")
+            self._db.executescript(_SCHEMA)
+            self._db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+        except sqlite3.Error as error:
+            raise JournalError(f"{path} cannot be opened: {error}") from error
+
+    def close(self) -> None:
+        self._db.close()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield self._db
+        except BaseException:
+            self._db.execute("ROLLBACK")
+            raise
+        self._db.execute("COMMIT")
+
+    # --- executions ---
+
+    def add_start(self, start: Start, request: ControlRequest) -> None:
+        """The start and its control, at once. Raises sqlite3.IntegrityError where the execution is known."""
+        with self._transaction() as db:
+            db.execute(
+                "INSERT INTO executions VALUES (?,?,?,?,?,?,?,?,?,?,NULL,NULL)",
+                (
+                    start.execution,
+                    start.conversation,
+                    start.control,
+                    start.digest,
+                    start.command.model_dump_json(),
+                    start.target.model_dump_json(),
+                    start.nonce,
+                    start.claim,
+                    start.phase,
+                    start.created_at,
+                ),
+            )
+            db.execute(
+                "INSERT INTO controls VALUES (?,?,?,?,?,'accepted',NULL,?)",
+                (request.control, start.execution, "start", request.digest, "{}", start.created_at),
+            )
+
+    def start(self, execution: str) -> Start | None:
+        row = self._db.execute("SELECT * FROM executions WHERE execution=?", (execution,)).fetchone()
+        return None if row is None else _start(row)
+
+    def unended(self) -> list[Start]:
+        """Every start whose end is not yet in the log, oldest first."""
+        rows = self._db.execute("SELECT * FROM executions WHERE phase!='ended' ORDER BY created_at, rowid").fetchall()
+        return [_start(row) for row in rows]
+
+    def ended(self, limit: int) -> list[Start]:
+        """The latest ended starts."""
+        rows = self._db.execute(
+            "SELECT * FROM executions WHERE phase='ended' AND summary IS NOT NULL ORDER BY ended_at DESC LIMIT ?",
+            (limit,),
+        ).fetchall()
+        return [_start(row) for row in rows]
+
+    def set_phase(self, execution: str, phase: Phase) -> None:
+        with self._transaction() as db:
+            db.execute("UPDATE executions SET phase=? WHERE execution=?", (phase, execution))
+
+    def set_ended(self, execution: str, at: int, summary: ExecutionSummary | None) -> None:
+        """`at` (unix ms) is the end's own time. `summary` is what discovery says from now on; None for a start that
+        was refused: it never was an execution."""
+        with self._transaction() as db:
+            db.execute(
+                "UPDATE executions SET phase='ended', ended_at=?, summary=? WHERE execution=?",
+                (at, None if summary is None else summary.model_dump_json(), execution),
+            )
+
+    # --- controls ---
+
+    def control(self, control: str) -> Control | None:
+        row = self._db.execute("SELECT * FROM controls WHERE control=?", (control,)).fetchone()
+        return None if row is None else _control(row)
+
+    def controls_of(self, execution: str) -> list[Control]:
+        rows = self._db.execute("SELECT * FROM controls WHERE execution=? ORDER BY at, rowid", (execution,)).fetchall()
+        return [_control(row) for row in rows]
+
+    def add_control(self, request: ControlRequest, execution: str, at: int, *, token: tuple[str, str, int]) -> Control:
+        """Accept a control; `token` (conversation, kind, token) is remembered with it."""
+        payload = json.dumps(request.payload, separators=(",", ":"))
+        with self._transaction() as db:
+            db.execute(
+                "INSERT INTO controls VALUES (?,?,?,?,?,'accepted',NULL,?)",
+                (request.control, execution, request.verb, request.digest, payload, at),
+            )
+            self._raise_token(db, *token)
+        return Control(request.control, execution, request.verb, request.digest, request.payload, "accepted", None, at)
+
+    def set_receipt(self, control: str, status: ReceiptStatus, problem: Problem | None) -> None:
+        with self._transaction() as db:
+            db.execute(
+                "UPDATE controls SET status=?, problem=? WHERE control=?",
+                (status, None if problem is None else problem.model_dump_json(), control),
+            )
+
+    # --- tokens ---
+
+    def token(self, conversation: str, kind: str) -> int:
+        """The highest seen, 0 where there was none."""
+        row = self._db.execute(
+            "SELECT token FROM tokens WHERE conversation=? AND kind=?", (conversation, kind)
+        ).fetchone()
+        return 0 if row is None else int(row[0])
+
+    @staticmethod
+    def _raise_token(db: sqlite3.Connection, conversation: str, kind: str, token: int) -> None:
+        if token > 0:
+            db.execute(
+                "INSERT INTO tokens VALUES (?,?,?) ON CONFLICT DO UPDATE SET token=max(token, excluded.token)",
+                (conversation, kind, token),
+            )
+
+    def forget(self, ended_before: int) -> list[str]:
+        """Delete what ended before (unix ms); the executions that were deleted."""
+        with self._transaction() as db:
+            rows = db.execute(
+                "SELECT execution FROM executions WHERE phase='ended' AND ended_at<?", (ended_before,)
+            ).fetchall()
+            names = [row[0] for row in rows]
+            for name in names:
+                db.execute("DELETE FROM controls WHERE execution=?", (name,))
+                db.execute("DELETE FROM executions WHERE execution=?", (name,))
+        return names
+
+
+def _start(row: tuple[Any, ...]) -> Start:
+    execution, conversation, control, digest, command, target, nonce, claim, phase, created_at, ended_at, summary = row
+    return Start(
+        execution=execution,
+        conversation=conversation,
+        control=control,
+        digest=digest,
+        command=StartCommand.model_validate_json(command),
+        target=ExecutionTarget.model_validate_json(target),
+        nonce=nonce,
+        claim=claim,
+        phase=cast(Phase, phase),
+        created_at=created_at,
+        ended_at=ended_at,
+        summary=None if summary is None else ExecutionSummary.model_validate_json(summary),
+    )
+
+
+def _control(row: tuple[Any, ...]) -> Control:
+    control, execution, verb, digest, payload, status, problem, at = row
+    return Control(
+        control=control,
+        execution=execution,
+        verb=verb,
+        digest=digest,
+        payload=json.loads(payload),
+        status=cast(ReceiptStatus, status),
+        problem=None if problem is None else Problem.model_validate_json(problem),
+        at=at,
+    )

@@ -1,0 +1,65 @@
+"""From a journaled start to what runs: the adapter's launch, the keeper's specification. Deterministic but for keys.
+
+Native session and prompt ids are uuids derived from the execution, so every replay and every redelivery names the
+same ones. Keys are read from the provider's file at the moment of the launch and go to the keeper's stdin only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import uuid
+
+from tether_collector.config import AgentEnvironmentError, CollectorSettings, agent_environment
+from tether_collector.core.adapters import adapter_for
+from tether_collector.core.adapters.base import Adapter, Launch
+from tether_collector.journal import Start
+from tether_collector.keeper_link import LaunchSpec
+
+
+def derived_uuid(execution: str, purpose: str) -> str:
+    """The same version-4-shaped uuid for the same execution and purpose."""
+    digest = hashlib.sha256(f"{execution}\x1f{purpose}".encode()).digest()
+    return str(uuid.UUID(bytes=digest[:16], version=4))
+
+
+def agent_launch(settings: CollectorSettings, start: Start) -> tuple[Launch, Adapter]:
+    """Raises InvalidError for an agent without an adapter (the start was checked, so only after a downgrade)."""
+    command = start.command
+    agent = command.agent
+    launch = Launch(
+        execution=start.execution,
+        prompt_id=derived_uuid(start.execution, "prompt"),
+        content=[part.model_dump(mode="json") for part in command.content],
+        cwd=str(settings.workspace_dir),
+        session=command.resume_session or derived_uuid(start.execution, "session"),
+        resume=command.resume_session is not None,
+        model=agent.model,
+        permission_mode=agent.permission_mode,
+        args=agent.args,
+    )
+    return launch, adapter_for(agent.kind)
+
+
+def launch_spec(settings: CollectorSettings, start: Start) -> LaunchSpec | str:
+    """What the keeper is told, or why the agent cannot be started here."""
+    launch, adapter = agent_launch(settings, start)
+    binary = settings.agents.get(adapter.name)
+    if binary is None:
+        return f"no command is configured for the agent {adapter.name}"
+    try:
+        environment = agent_environment(settings, adapter.name, os.environ)
+    except AgentEnvironmentError as error:
+        return str(error)
+    return LaunchSpec(
+        nonce=start.nonce,
+        execution=start.execution,
+        process_generation=start.target.process_generation,
+        argv=adapter.argv(launch, binary),
+        cwd=str(settings.workspace_dir),
+        env={**environment, **adapter.environment(launch)},
+        isolation=settings.isolation,
+        # The collector begins a segment with the state after half as much; the keeper's own come where it cannot.
+        segment_bytes_max=2 * settings.spool_segment_bytes,
+        spool_quota_bytes=settings.spool_bytes_max,
+    )
