@@ -149,12 +149,15 @@ class Probe:
 @dataclass(frozen=True, slots=True)
 class Deliver:
     """New events for the reader, in order. `cursor` is the reader's once it has applied them.
-    `replay`: they were stored before this attach began; nothing replayed is executed."""
+    `replay`: they were stored before this attach began; nothing replayed is executed. They are the stored message
+    `sequence`, without the first `skipped` events of its frame: with that a cursor into the frame can be made."""
 
     address: EventAddress
     events: Sequence[Event] | ConversationEvent
     cursor: Cursor
     replay: bool
+    sequence: int = 0
+    skipped: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -391,7 +394,8 @@ class Attach:
             self._passed(address, stored)
             if message.type == RESPONSE_CREATED:
                 self._last.setdefault(str(message.body.get("execution")), stored.sequence)
-            return [Deliver(address, message, self.cursor, self._replay(stored.sequence))] if fresh else []
+            replay = self._replay(stored.sequence)
+            return [Deliver(address, message, self.cursor, replay, stored.sequence)] if fresh else []
         return self._take_frame(address, message, stored)
 
     def _copy_lost(self, address: EventAddress, stored: StoredMessage | LiveMessage) -> bool:
@@ -421,7 +425,8 @@ class Attach:
         if not events:
             return []
         self.applied[address.execution] = frame.last
-        return [Deliver(address, events, self.cursor, self._replay(stored.sequence))]
+        skipped = len(frame.events) - len(events)
+        return [Deliver(address, events, self.cursor, self._replay(stored.sequence), stored.sequence, skipped)]
 
     def _replay(self, sequence: int) -> bool:
         return self._end is None or sequence <= self._end

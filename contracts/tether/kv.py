@@ -96,10 +96,12 @@ class Bucket:
         assert undecided is not None
         raise undecided
 
-    async def delete(self, key: str, *, revision: int) -> None:
-        """Delete exactly `revision` (a marker remains, so that revisions keep growing). Raises Conflict."""
+    async def delete(self, key: str, *, revision: int, ttl_s: int | None = None) -> None:
+        """Delete exactly `revision` (a marker remains, with `ttl_s` for so long). Raises Conflict."""
         try:
-            await self._bus.publish(self._subject(key), b"", expect_last=revision, headers={_OPERATION: "DEL"})
+            await self._bus.publish(
+                self._subject(key), b"", expect_last=revision, headers={_OPERATION: "DEL"}, ttl_s=ttl_s
+            )
         except WrongLastSequenceError:
             current = await self.get(key)
             if current is not None:

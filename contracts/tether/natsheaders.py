@@ -1,4 +1,4 @@
-"""NATS headers on the wire: encode, parse, status line; and RFC 3339 times to nanoseconds."""
+"""NATS headers and subjects on the wire: encode, parse, status line; and RFC 3339 times to nanoseconds."""
 
 from __future__ import annotations
 
@@ -24,6 +24,13 @@ def encode(headers: Mapping[str, str]) -> bytes:
             raise BusError(f"header {key!r} cannot be sent")
         lines.append(f"{key}: {value}".encode())
     return b"\r\n".join(lines) + b"\r\n\r\n"
+
+
+def check_subject(subject: str) -> str:
+    """Raises BusError for a subject that would break the protocol line (spaces, control characters, nothing)."""
+    if not subject or not subject.isprintable() or " " in subject:
+        raise BusError(f"subject {subject!r} cannot be used")
+    return subject
 
 
 def parse(raw: bytes | None) -> tuple[int, str, dict[str, str]]:

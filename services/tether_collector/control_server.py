@@ -29,7 +29,7 @@ from tether_collector.registration import bounded
 from tether_collector.starting import Starter
 
 REPLY_WAIT_S: Final = CONTROL_REPLY_S - 1.0
-SNAPSHOT_INLINE_BYTES_MAX: Final = 512 * 1024  # a larger one goes to the blob store, the reply names it
+REPLY_ROOM_BYTES: Final = 16 * 1024  # of a reply's payload for everything but the snapshot
 # Until when a reply waits; final statuses always end it.
 ENOUGH: Final = {
     "answer": frozenset({"delivered"}),
@@ -129,7 +129,8 @@ class ControlServer:
             raise ProblemError(problem(Code.TARGET_UNKNOWN, "no snapshot of this target is kept here"))
         data = snapshot.model_dump_json(exclude_none=True)
         result: dict[str, Any] = {"snapshot": snapshot.model_dump(mode="json", exclude_none=True)}
-        if len(data) > SNAPSHOT_INLINE_BYTES_MAX:
+        if len(data) > self._around.bus.payload_bytes_max - REPLY_ROOM_BYTES:
+            # The blob store keeps it, the reply names it.
             if len(data) > SNAPSHOT_MEMORY_BYTES_MAX:
                 raise ProblemError(problem(Code.QUOTA_EXCEEDED, "the snapshot is larger than may be kept"))
             blob, reference = blob_of_text(data, "json")

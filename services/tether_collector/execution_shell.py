@@ -55,6 +55,7 @@ from tether_collector.sweep import sweep
 
 PROVE_AGAIN_S: Final = 2.0
 ROTATE_SETTLE_S: Final = 1.0  # of the 2 s that a keeper pauses for a rotation
+ROTATE_LAG_RECORDS: Final = 8192  # between the spool's end and what was read
 OWNER_AGAIN_S: Final = 0.5
 FINAL: Final = frozenset({"settled", "rejected", "unknown"})
 
@@ -390,6 +391,8 @@ class ExecutionShell:
         link = self._process.live
         if self._bytes_since_state < threshold or link is None or not self._around.bus.connected:
             return
+        if link.last_record - pipeline.after > ROTATE_LAG_RECORDS:
+            return  # far behind: the pause would not do, and what is drained would not fit in memory
         self._bytes_since_state -= threshold // 4  # where it fails: again after a quarter
         try:
             last = await link.pause()

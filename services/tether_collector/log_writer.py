@@ -82,6 +82,7 @@ class LogWriter:
         self._stream = events_stream(address.tenant)
         self._owner = owner
         self._machine = FrameWriter(address)
+        self._running = False
         self._based = False  # the log's end has been read: before, nothing can follow it
         self._effects: deque[WriterEffect] = deque()
         self._wake = asyncio.Event()
@@ -114,26 +115,38 @@ class LogWriter:
             await self._next_move()
 
     async def settled(self) -> None:
-        """Wait until everything offered is stored (or the writer is fenced)."""
-        while not (self.idle or self._machine.fenced):
+        """Wait until everything offered is stored (or the writer is fenced, or does not run)."""
+        while self._running and not (self.idle or self._machine.fenced):
             await self._next_move()
 
     async def run(self) -> None:
         self._stored_at_s = self._now()
         self._effects.extend(self._machine.start())
-        while not (self._machine.fenced and not self._effects) and not (self.terminal and self.idle):
-            if self._effects:
-                await self._perform(self._effects.popleft())
-                continue
-            self._wake.clear()
-            try:
-                async with asyncio.timeout(EPOCH_LOOK_S):
-                    await self._wake.wait()
-            except TimeoutError:
-                pass
-            if self._bus.epoch != self._epoch and self._bus.connected:
-                self._epoch = self._bus.epoch
-                self._feed(Reconnected())
+        self._running = True
+        try:
+            while not self._done():
+                if self._effects:
+                    await self._perform(self._effects.popleft())
+                else:
+                    await self._more()
+        finally:
+            self._running = False
+            self._moved.set()
+
+    def _done(self) -> bool:
+        return (self._machine.fenced and not self._effects) or (self.terminal and self.idle)
+
+    async def _more(self) -> None:
+        """Wait for an input; meanwhile look whether the connection is a new one."""
+        self._wake.clear()
+        try:
+            async with asyncio.timeout(EPOCH_LOOK_S):
+                await self._wake.wait()
+        except TimeoutError:
+            pass
+        if self._bus.epoch != self._epoch and self._bus.connected:
+            self._epoch = self._bus.epoch
+            self._feed(Reconnected())
 
     async def _next_move(self) -> None:
         self._moved.clear()

@@ -17,7 +17,7 @@ import httpx2
 
 from tether import Client
 from tether.api import ItemList
-from tether.client.types import Answer, Interaction
+from tether.client import Answer, Interaction, NatsCredentials
 from tether.errors import TetherError
 from tether_cli.output import CliError
 from tether_cli.set import ServiceSet, SetOptions
@@ -62,7 +62,9 @@ class Demo:
         password = Path(state.nats_password_file).read_text(encoding="utf-8").strip()
         self.state, self.token = state, token
         self.http = Client.http(state.http_url, token)
-        self.nats = Client.nats(state.nats_url, user=state.nats_user, password=password, tenant=state.tenant)
+        self.nats = Client.nats(
+            state.nats_url, NatsCredentials(user=state.nats_user, password=password), tenant=state.tenant
+        )
         self.truth_folder = truth
         self.findings: list[Finding] = []
 
@@ -88,8 +90,12 @@ class Demo:
         events: list[dict[str, Any]] = []
         for execution in executions:
             events += await self.items_of(execution.execution)
+        history = await self.http.conversation(conversation)
+        events += [{"type": "usage", "body": usage.model_dump()} for usage in history.usage]
         truth = load_truth(self.truth_folder)
-        verdict = judged("projection", truth, events, processes=truth.of_session(session), kinds=COMPLETED_KINDS)
+        # The projection keeps what was settled: no deltas, no turn boundaries.
+        kinds = COMPLETED_KINDS - {"turn.completed"}
+        verdict = judged("projection", truth, events, processes=truth.of_session(session), kinds=kinds)
         self.findings.append(Finding(f"{conversation}: projection", verdict))
 
     async def items_of(self, execution: str) -> list[dict[str, Any]]:
@@ -226,7 +232,7 @@ async def run() -> bool:
         truth.mkdir()
         agents = Path(folder) / "agents.toml"
         agents.write_text(f"[agents.scripted]\nenv = {{ TETHER_SCRIPTED_TRUTH = {json.dumps(str(truth))} }}\n")
-        options = SetOptions(data=Path(folder) / "data", agents_file=agents, log_level="warning", ephemeral=True)
+        options = SetOptions(data=Path(folder) / "data", agents_file=agents, log="quiet", ephemeral=True)
         say("Starting nats-server, router, agent service and backend on loopback …")
         async with asyncio.timeout(DEADLINE_S), ServiceSet(options) as services:
             say(f"up: {services.state.http_url}, {services.state.nats_url}")
@@ -240,9 +246,8 @@ async def run() -> bool:
                 await demo.close()
     clean = report(demo.findings, time.monotonic() - began)
     say()
-    say(
-        'Next: `source .venv/bin/activate`, `tether up --detach`, `tether run "hello" --agent scripted`; README.md goes on.'
-    )
+    say('Next: `source .venv/bin/activate`, `tether up --detach`, `tether run "hello" --agent scripted`.')
+    say("README.md goes on from there.")
     return clean
 
 

@@ -130,13 +130,13 @@ class NatsBus:
         return PullLoop(self._connection, stream, durable, in_flight_max).run()
 
     async def subscribe(self, subject: str, *, queue: str = "", buffer_bytes_max: int = 8 << 20) -> Subscription:
-        self._open()
+        self._open(subject)
         subscription = CoreSubscription(self._connection, subject, buffer_bytes_max)
         subscription.start(queue)
         return subscription
 
     async def live(self, subject: str, *, buffer_bytes_max: int = 32 << 20) -> LiveSubscription:
-        self._open()
+        self._open(subject)
         subscription = LiveCopySubscription(self._connection, subject, buffer_bytes_max)
         subscription.start()
         return subscription
@@ -181,7 +181,8 @@ class NatsBus:
         """A raw JetStream API request (`$JS.API.…`), for tools. The answer may carry `error`."""
         return await self._connection.api(subject, request)
 
-    def _open(self) -> None:
+    def _open(self, subject: str) -> None:
+        wire_headers.check_subject(subject)
         if self._connection.closed:
             raise BusUnavailableError("the connection is closed")
 

@@ -24,7 +24,7 @@ class BusConfig:
     `name` is shown by the server's connection list. Durations in seconds.
     """
 
-    servers: tuple[str, ...]
+    servers: tuple[str, ...] = field(repr=False)  # a URL may carry credentials
     name: str
     user: str | None = None
     password: str | None = field(default=None, repr=False)

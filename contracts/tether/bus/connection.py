@@ -24,6 +24,8 @@ from tether.errors import BusError, BusUnavailableError, MessageTooLargeError, N
 
 _log = structlog.get_logger("tether.bus")
 NO_RESPONDERS: Final = 503
+ATTEMPTS: Final = 3
+_OWN_DELAY_S: Final = 0.5
 
 
 class AnswerTimeoutError(Exception):
@@ -115,6 +117,7 @@ class Connection:
 
     async def ready(self, subject: str, size_bytes: int, timeout_s: float) -> None:
         """Wait until something may be sent. Raises BusUnavailableError, MessageTooLargeError: nothing was sent."""
+        wire_headers.check_subject(subject)
         if size_bytes > self.wire.max_payload:
             raise MessageTooLargeError(
                 f"{size_bytes} bytes with headers, the limit is {self.wire.max_payload}", subject=subject
@@ -144,6 +147,7 @@ class Connection:
         """One question, its first answer. Raises what `ready` raises, AnswerTimeoutError, ConnectionLostError,
         PermissionDeniedError."""
         loop = asyncio.get_running_loop()
+        wire_headers.check_subject(subject)
         size_bytes = len(data) + (len(headers) if headers else 0)
         if size_bytes > self.wire.max_payload or not (self.connected and self.wire.has_room):
             start_s = loop.time()
@@ -167,10 +171,11 @@ class Connection:
         finally:
             self._forget(token)
 
-    async def api(self, subject: str, request: Any = None, *, timeout_s: float | None = None) -> dict[str, Any]:
-        """A JetStream API request. The answer may carry `error`. Raises BusUnavailableError, PermissionDeniedError."""
+    async def api(self, subject: str, request: Any = None, *, once: bool = False) -> dict[str, Any]:
+        """A JetStream API request, asked again while unanswered (unless `once`). The answer may carry `error`.
+        Raises BusUnavailableError, PermissionDeniedError."""
         data = b"" if request is None else json.dumps(request, separators=(",", ":")).encode()
-        raw, body = await self.question(subject, data, timeout_s or self.config.api_timeout_s)
+        raw, body = await self.question(subject, data, attempts=1 if once else ATTEMPTS)
         status, description, _ = wire_headers.parse(raw)
         if status == NO_RESPONDERS:
             raise BusUnavailableError("no JetStream answers", subject=subject, code=NO_RESPONDERS)
@@ -179,14 +184,19 @@ class Connection:
         answer: dict[str, Any] = json.loads(body)
         return answer
 
-    async def question(self, subject: str, data: bytes, timeout_s: float) -> Answer:
-        """A question that only reads: a missing answer is BusUnavailableError."""
-        try:
-            return await self.ask(subject, data, timeout_s=timeout_s)
-        except AnswerTimeoutError:
-            raise BusUnavailableError(f"no answer within {timeout_s:g} s", subject=subject) from None
-        except ConnectionLostError:
-            raise BusUnavailableError("the connection was lost", subject=subject) from None
+    async def question(self, subject: str, data: bytes, *, attempts: int = ATTEMPTS) -> Answer:
+        """A question that may be asked again, within `api_timeout_s` in all: what a stream without a leader does not
+        answer is lost, not late. A missing answer is BusUnavailableError."""
+        timeout_s = self.config.api_timeout_s
+        for attempt in range(attempts):
+            try:
+                return await self.ask(subject, data, timeout_s=timeout_s / attempts)
+            except AnswerTimeoutError:
+                continue
+            except ConnectionLostError:
+                if attempt + 1 == attempts:
+                    raise BusUnavailableError("the connection was lost", subject=subject) from None
+        raise BusUnavailableError(f"no answer within {timeout_s:g} s", subject=subject)
 
     async def barrier(self, timeout_s: float | None = None) -> None:
         """A round trip to the own inbox. Raises NoReplyError, BusUnavailableError.
@@ -280,14 +290,15 @@ class Connection:
             await asyncio.sleep(self.config.watchdog_interval_s)
             if not self.connected:
                 continue
-            epoch = self.wire.epoch
+            epoch, start_s = self.wire.epoch, asyncio.get_running_loop().time()
             if self.wire.reading:
                 try:
                     await self.barrier(self.config.watchdog_answer_s)
                     continue
                 except BusError as error:
-                    if self.wire.epoch != epoch or not self.connected:
-                        continue
+                    late_s = asyncio.get_running_loop().time() - start_s - self.config.watchdog_answer_s
+                    if self.wire.epoch != epoch or not self.connected or late_s > _OWN_DELAY_S:
+                        continue  # replaced meanwhile, or it was this process that stood still
                     _log.warning("bus_stalled", error=str(error), epoch=epoch)
             self.wire.replace_connection()
 

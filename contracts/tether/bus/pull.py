@@ -30,6 +30,7 @@ _log = structlog.get_logger("tether.bus")
 _EXPIRES_S: Final = 4.0
 _HEARTBEAT_S: Final = 0.75
 _SILENCE_S: Final = 2.0  # more than two heartbeats
+_DOWN_POLL_S: Final = 0.1  # how soon the connection's return is noticed
 _BACKOFF_MIN_S: Final = 0.05
 _BACKOFF_MAX_S: Final = 1.0
 _CONFIRM_S: Final = 2.0
@@ -134,7 +135,7 @@ class PullLoop:
         self._backoff_s = _BACKOFF_MIN_S
         self._state = "ok"
         self._denied: PermissionDeniedError | None = None
-        self._subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{durable}"
+        self._subject = wire_headers.check_subject(f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{durable}")
         self._inbox = f"{connection.inbox}.p{next(_loops)}"
 
     def settled(self) -> None:
@@ -168,7 +169,7 @@ class PullLoop:
     async def _sleep(self) -> None:
         """Until something happens, or a slot's silence or the back-off ends."""
         now_s = _now_s()
-        until_s = now_s + _HEARTBEAT_S
+        until_s = now_s + (_HEARTBEAT_S if self._connection.connected else _DOWN_POLL_S)
         if self._retry_at_s > now_s:
             until_s = min(until_s, self._retry_at_s)
         timer = asyncio.get_running_loop().call_at(until_s, self._wake.set)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from tether import natsheaders as wire_headers
-from tether.bus.connection import NO_RESPONDERS, Answer, AnswerTimeoutError, Connection, ConnectionLostError
+from tether.bus.connection import ATTEMPTS, NO_RESPONDERS, Answer, AnswerTimeoutError, Connection, ConnectionLostError
 from tether.bus.publisher import MESSAGE_NOT_FOUND
 from tether.errors import BusUnavailableError
 from tether.ports import ConsumerState, StoredMessage, StreamState
@@ -26,9 +26,9 @@ _OWN_HEADERS: Final = frozenset(
 )
 
 
-async def api(connection: Connection, subject: str, request: Any = None) -> dict[str, Any]:
+async def api(connection: Connection, subject: str, request: Any = None, *, once: bool = False) -> dict[str, Any]:
     """A JetStream API answer without error. Raises ApiError, BusUnavailableError, PermissionDeniedError."""
-    answer = await connection.api(subject, request)
+    answer = await connection.api(subject, request, once=once)
     error = answer.get("error")
     if error is not None:
         raise ApiError(subject, error)
@@ -88,7 +88,7 @@ def _direct(raw: bytes | None, data: bytes) -> tuple[int, str, StoredMessage | N
 async def last_direct(connection: Connection, stream: str, subject: str) -> StoredMessage | None:
     """By direct get with the subject appended, the form that permissions can confine."""
     api_subject = f"$JS.API.DIRECT.GET.{stream}.{subject}"
-    raw, data = await connection.question(api_subject, b"", connection.config.api_timeout_s)
+    raw, data = await connection.question(api_subject, b"")
     status, description, message = _direct(raw, data)
     if status == _NOT_FOUND:
         return None
@@ -113,14 +113,19 @@ async def read(
         end.append((status, description))
         return True
 
-    try:
-        await connection.ask_many(
-            api_subject, json.dumps(request).encode(), take=take, timeout_s=connection.config.api_timeout_s
-        )
-    except AnswerTimeoutError:
-        raise BusUnavailableError("the batch was not answered in time", subject=api_subject) from None
-    except ConnectionLostError:
-        raise BusUnavailableError("the connection was lost", subject=api_subject) from None
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            messages.clear()
+            await connection.ask_many(
+                api_subject,
+                json.dumps(request).encode(),
+                take=take,
+                timeout_s=connection.config.api_timeout_s * attempt / ATTEMPTS,
+            )
+            break
+        except (AnswerTimeoutError, ConnectionLostError):
+            if attempt == ATTEMPTS:
+                raise BusUnavailableError("the batch was not answered in full", subject=api_subject) from None
     status, description = end[0]
     if status == _NOT_FOUND:
         return ()
@@ -202,7 +207,8 @@ async def purge(connection: Connection, stream: str, subject: str, up_to: int | 
     if up_to is not None:
         request["seq"] = up_to
     try:
-        answer = await api(connection, f"$JS.API.STREAM.PURGE.{stream}", request)
+        # Once: a second request would answer with its own count.
+        answer = await api(connection, f"$JS.API.STREAM.PURGE.{stream}", request, once=True)
     except ApiError as error:
         raise error.unavailable() from None
     return int(answer["purged"])

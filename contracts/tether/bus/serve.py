@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from tether import natsheaders as wire_headers
 from tether.bus.connection import Connection
 from tether.bus.micro import Registry
 from tether.bus.subscription import to_message
@@ -25,6 +26,7 @@ async def serving(
     concurrency_max: int,
 ) -> AsyncIterator[None]:
     """Raises PermissionDeniedError where the subject may not be subscribed to, BusError where the barrier fails."""
+    wire_headers.check_subject(subject)
     denied: list[PermissionDeniedError] = []
 
     def respond(reply: str, answer: bytes) -> None:

@@ -38,6 +38,8 @@ Denied = Callable[[PermissionDeniedError], None]
 _log = structlog.get_logger("tether.bus")
 _PUBLISH_DENIED: Final = re.compile(r'permissions violation for publish (?:to|with reply of) "([^"]+)"')
 _SUBSCRIBE_DENIED: Final = re.compile(r'permissions violation for subscription to "([^"]+)"')
+_CANCELS_MAX: Final = 50
+_CANCEL_WAIT_S: Final = 0.1
 _CLOSE_S: Final = 0.5  # what a close may take to send what is pending
 
 
@@ -95,8 +97,7 @@ class Wire(Client):
                     raise BusUnavailableError(f"no NATS server answered within {config.connect_timeout_s:g} s")
             await connecting
         except BaseException:
-            connecting.cancel()
-            await asyncio.gather(connecting, return_exceptions=True)
+            await _end(connecting)
             await self.shut()
             raise
         self.up.set()
@@ -120,8 +121,7 @@ class Wire(Client):
         await self.close()
         for task in (self._reading_task, self._ping_interval_task, self._flusher_task, self._reconnection_task):
             if task is not None and task is not asyncio.current_task():
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
+                await _end(task)
 
     def replace_connection(self) -> None:
         """Drop this connection now and reconnect, whatever state the peer is in."""
@@ -244,6 +244,9 @@ class Wire(Client):
         await super()._process_connect_init()
 
     async def _connect_to_server(self, s: Srv) -> None:
+        newest = self._reconnection_task
+        if newest is not None and newest is not asyncio.current_task():
+            raise asyncio.CancelledError  # replaced, and its cancellation was lost (see `_end`)
         self._lose()
         self._abort_transport()
         self._transport = None
@@ -297,3 +300,18 @@ class Wire(Client):
                 self._subs.pop(sid, None)
                 if denied is not None:
                     denied(PermissionDeniedError("subscribing is not permitted", subject=sub.subject))
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    """Cancel until it is done: `asyncio.wait_for` of Python 3.11 loses a cancellation that meets its result, and
+    nats-py then connects on for ever."""
+    for _ in range(_CANCELS_MAX):
+        if task.done():
+            break
+        task.cancel()
+        await asyncio.wait({task}, timeout=_CANCEL_WAIT_S)
+    else:
+        _log.error("bus_task_does_not_end", task=task.get_name())
+        return
+    if not task.cancelled() and (error := task.exception()) is not None:
+        _log.debug("bus_task_ended", task=task.get_name(), error=str(error))

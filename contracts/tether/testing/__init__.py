@@ -6,7 +6,12 @@ from tether.testing.memory_bus import MemoryBus
 from tether.testing.memory_server import MemoryServer
 from tether.testing.virtual_loop import DeadlockError, VirtualTimeLoop
 
+ASSERTING_MODULES = tuple(
+    f"tether.testing.{name}" for name in ("conformance_base", "conformance_log", "conformance_work")
+)
+
 __all__ = [
+    "ASSERTING_MODULES",
     "DeadlockError",
     "Fault",
     "FaultKind",

@@ -143,6 +143,7 @@ class MemoryBus:
         self, subject: str, queue: str, deliver: Callable[[Message], None], end: Callable[[], None]
     ) -> Callable[[], None]:
         """Subscribe at the server; returns how to stop. `end` is called when the connection is closed."""
+        natsheaders.check_subject(subject)
         key = object()
         subscription = CoreSubscription(subject, queue, lambda: self.connected, deliver)
         self._attached[key] = (subscription, end)
@@ -262,6 +263,7 @@ class MemoryBus:
         self._store_late(subject, data, named)
 
     def _check(self, subject: str, data: bytes, headers: Mapping[str, str]) -> None:
+        natsheaders.check_subject(subject)
         natsheaders.encode(headers)
         size = len(data) + header_bytes(headers)
         if size > PAYLOAD_BYTES_MAX:

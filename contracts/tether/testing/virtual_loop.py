@@ -69,6 +69,13 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         future.add_done_callback(self._thread_done)
         return future
 
+    async def shutdown_default_executor(self, timeout: float | None = None) -> None:
+        self.threads += 1  # it waits for a thread that ends the executor
+        try:
+            await super().shutdown_default_executor()
+        finally:
+            self.threads -= 1
+
     def _thread_done(self, future: asyncio.Future[Any]) -> None:
         self.threads -= 1
 

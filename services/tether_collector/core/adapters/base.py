@@ -123,6 +123,11 @@ class Answer:
     answers: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
+def config_home(launch: Launch, agent: str) -> str:
+    """Where the CLI keeps its sessions: on the workspace volume, so that they come back with it."""
+    return f"{launch.cwd}/.tether/agents/{agent}"
+
+
 class Adapter(Protocol):
     """One CLI. Instances are stateless; `state` is the dict made by `initial`, changed in place by the calls."""
 
@@ -135,7 +140,8 @@ class Adapter(Protocol):
         ...
 
     def environment(self, launch: Launch) -> dict[str, str]:
-        """Fixed variables that this CLI needs (telemetry off, flush); user's keys come from the provider."""
+        """Fixed variables that this CLI needs (telemetry off, flush, its session files' place); user's keys come from
+        the provider."""
         ...
 
     def initial(self, launch: Launch) -> dict[str, Any]: ...

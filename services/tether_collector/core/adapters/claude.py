@@ -54,7 +54,7 @@ class Claude:
         return [*argv, *launch.args]
 
     def environment(self, launch: b.Launch) -> dict[str, str]:
-        return dict(_ENVIRONMENT)
+        return {**_ENVIRONMENT, "CLAUDE_CONFIG_DIR": b.config_home(launch, self.name)}
 
     def initial(self, launch: b.Launch) -> dict[str, Any]:
         return claude_lines.initial(launch.prompt_id)

@@ -47,7 +47,7 @@ class Scripted:
         return [*binary, "--resume" if launch.resume else "--session-id", launch.session, *launch.args]
 
     def environment(self, launch: b.Launch) -> dict[str, str]:
-        return {}
+        return {"TETHER_SCRIPTED_HOME": b.config_home(launch, self.name)}
 
     def initial(self, launch: b.Launch) -> State:
         return {

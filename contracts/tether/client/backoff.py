@@ -1,0 +1,36 @@
+"""How long to wait before the next attempt: a few quick ones, then seldom, with jitter, never for ever quicker."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import Final
+
+from tether.limits import ATTACH_QUICK_ATTEMPTS, RECONCILE_INTERVAL_MAX_S, RECONCILE_INTERVAL_S
+
+_QUICK_MIN_S: Final = 0.05
+_QUICK_MAX_S: Final = 2.0
+_GROWTH: Final = 1.25  # of the seldom ones
+
+
+@dataclass(slots=True)
+class Backoff:
+    """`next_s()` after each failure, `reset()` after a success. `quick` attempts double to 2 s, then 30 s to 60 s."""
+
+    quick: int = ATTACH_QUICK_ATTEMPTS
+    rng: random.Random = field(default_factory=random.Random)
+    failures: int = 0
+
+    def next_s(self, asked_s: float | None = None) -> float:
+        """Seconds to wait. `asked_s`: what the peer asked for at least."""
+        self.failures += 1
+        base: float
+        if self.failures <= self.quick:
+            base = min(_QUICK_MIN_S * 2 ** (self.failures - 1), _QUICK_MAX_S)
+        else:
+            base = min(RECONCILE_INTERVAL_S * _GROWTH ** (self.failures - self.quick - 1), RECONCILE_INTERVAL_MAX_S)
+        wait_s = base * (0.5 + self.rng.random() / 2)
+        return wait_s if asked_s is None else max(wait_s, min(asked_s, RECONCILE_INTERVAL_MAX_S))
+
+    def reset(self) -> None:
+        self.failures = 0

@@ -1,0 +1,145 @@
+"""What calls take and answer, whatever the transport. Lists and views are `tether.api`'s."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+from tether.api import InteractionView
+from tether.errors import ProblemError
+from tether.events import InteractionRequested
+from tether.fold import ExecutionState, InteractionItem, UsageTotal
+from tether.prompt import AgentSpec, Mode, TextContent
+
+SUBMIT_PATIENCE_S: Final = 60.0  # how long a submission in doubt is sent again, always with the same request id
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A prompt before it has a tenant. The same `request_id` with the same content is the same request."""
+
+    conversation: str
+    request_id: str
+    content: tuple[TextContent, ...]
+    agent: AgentSpec
+    workspace: str | None
+    mode: Mode
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """`pending`: durably accepted, its outcome not known within the wait; the same request may be sent again to ask.
+    `response_id`: of an interjection the running one. `cursor`: the events of this request come after it."""
+
+    conversation: str
+    request_id: str
+    status: Literal["admitted", "interjected", "pending"]
+    response_id: str | None
+    execution: str | None
+    cursor: str
+    attempt: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Interaction:
+    """Something that waits for a human: an approval of a tool, or questions."""
+
+    conversation: str
+    execution: str
+    id: str
+    kind: Literal["approval", "question"]
+    name: str = ""
+    input: Any = None
+    description: str | None = None
+    questions: tuple[Mapping[str, Any], ...] = ()
+
+    @staticmethod
+    def of_event(conversation: str, execution: str, body: InteractionRequested) -> Interaction:
+        return Interaction(
+            conversation,
+            execution,
+            body.interaction,
+            body.kind,
+            body.name,
+            body.input,
+            body.description,
+            tuple(question.model_dump() for question in body.questions),
+        )
+
+    @staticmethod
+    def of_state(conversation: str, execution: str, item: InteractionItem) -> Interaction:
+        return Interaction(
+            conversation,
+            execution,
+            item.id,
+            item.asks,
+            item.name,
+            item.input,
+            item.description,
+            tuple(item.questions),
+        )
+
+    @staticmethod
+    def of_view(conversation: str, view: InteractionView) -> Interaction:
+        return Interaction(
+            conversation,
+            view.execution,
+            view.interaction,
+            view.asks,
+            view.name,
+            view.input,
+            view.description,
+            tuple(view.questions),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """`text`: a reason or free text. `input` replaces a tool's input. `answers`: question id → labels or free text."""
+
+    decision: Literal["allow", "deny"]
+    text: str | None = None
+    input: dict[str, Any] | None = None
+    answers: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    @staticmethod
+    def allow(*, input: dict[str, Any] | None = None) -> Answer:  # noqa: A002 - the contract's name
+        return Answer("allow", input=input)
+
+    @staticmethod
+    def deny(text: str | None = None) -> Answer:
+        return Answer("deny", text=text)
+
+    @staticmethod
+    def choose(answers: Mapping[str, Sequence[str]]) -> Answer:
+        return Answer("allow", answers=answers)
+
+
+# None: not answered here; it stays pending for whoever answers it.
+OnInteraction = Callable[[Interaction], Awaitable[Answer | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """What a prompt came to. `outcome`: completed, failed, cancelled, stopped, …, superseded. `state` is the folded
+    execution with its items; `cursor` is behind the response's end. `partial`: a gap was told."""
+
+    submission: Submission
+    response_id: str
+    execution: str
+    outcome: str
+    text: str
+    usage: UsageTotal
+    state: ExecutionState
+    cursor: str
+    error: dict[str, Any] | None = None
+    partial: bool = False
+
+    @property
+    def items(self) -> list[Any]:
+        return self.state.items
+
+
+class ResponseFailedError(ProblemError):
+    """The request came to nothing before or instead of an execution."""

@@ -1,0 +1,203 @@
+"""The shell around `core.commands`: takes commands from the queue, performs effects, settles.
+
+Steps of one delivery, in order (a crash after any of them is continued by the next delivery):
+
+1. read the execution's subject from the leader;
+2. read the owner record;
+3. the sandbox's record to `provisioning` or `resuming`, the provider's word, the record to `active`, `starts` + 1;
+4. ask the collector, with the record's revision as authority;
+5. or: the end at base 0, then `response.failed`;
+6. ack.
+
+While it is driven a command's ack wait is extended; when the service ends, it is given back at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from typing import Final, assert_never
+
+import structlog
+
+from tether import subjects
+from tether.control import Authority, ControlReply, ControlRequest, StartCommand, decode_command
+from tether.errors import BusError, InvalidError, NoReplyError
+from tether.ids import sandbox_id
+from tether.limits import ACK_WAIT_S, CONTROL_REPLY_S
+from tether.ports import Bus, Job
+from tether_agent import log
+from tether_agent.core.commands import (
+    Answered,
+    Ask,
+    CommandInput,
+    Effect,
+    EnsureSandbox,
+    Later,
+    NotNow,
+    OwnerSeen,
+    ReadLog,
+    ReadOwner,
+    SandboxImpossible,
+    SandboxReady,
+    Settle,
+    StoreNeverStarted,
+    TellFailure,
+    Told,
+    Unanswered,
+    begin,
+    step,
+)
+from tether_agent.core.sandbox import Forwarded, Provisioned, Wanted
+from tether_agent.providers import NotReadyError, Provider, ProvisionError
+from tether_agent.records import OwnerRecords, SandboxRecords
+
+EXTEND_S: Final = ACK_WAIT_S / 3
+_log = structlog.get_logger("tether_agent")
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class Driver:
+    """Drives commands to receipts. Any number of drivers may share the queue's durable consumer."""
+
+    def __init__(self, bus: Bus, provider: Provider, *, commands_max: int) -> None:
+        self._bus = bus
+        self._provider = provider
+        self._commands_max = commands_max
+        self._sandboxes = SandboxRecords(bus)
+        self._owners = OwnerRecords(bus)
+
+    async def run(self) -> None:
+        """Until cancelled. At most `commands_max` commands are held at a time."""
+        jobs = self._bus.jobs(subjects.COMMANDS_STREAM, subjects.AGENT_DURABLE, in_flight_max=self._commands_max)
+        slots = asyncio.Semaphore(self._commands_max)
+        try:
+            async with asyncio.TaskGroup() as group:
+                async for job in jobs:
+                    await slots.acquire()
+                    task = group.create_task(self._handle(job), name=f"command-{job.message.sequence}")
+                    task.add_done_callback(lambda _: slots.release())
+        finally:
+            with contextlib.suppress(BusError):
+                await _close(jobs)
+
+    async def _handle(self, job: Job) -> None:
+        try:
+            command = _decode(job)
+        except InvalidError as error:
+            # Nobody will ever understand it; the queue must not carry it for ever.
+            _log.error("command_refused", subject=job.message.subject, field=error.field, remedy=error.remedy)
+            await job.term(f"{error.field}: {error.remedy}")
+            return
+        extending = asyncio.create_task(_extend(job), name=f"extend-{job.message.sequence}")
+        try:
+            settled = await self.drive(command, job.deliveries)
+        except asyncio.CancelledError:
+            with contextlib.suppress(BusError):
+                await job.nak(0.0)
+            raise
+        finally:
+            extending.cancel()
+            await asyncio.gather(extending, return_exceptions=True)
+        with contextlib.suppress(BusError):  # an ack that is lost means another delivery, which finds what was done
+            match settled:
+                case Settle():
+                    await job.ack()
+                case Later(delay_s):
+                    await job.nak(delay_s)
+                case _:
+                    assert_never(settled)
+
+    async def drive(self, command: StartCommand, deliveries: int) -> Settle | Later:
+        """One delivery of one command, up to how it is settled."""
+        named = {"execution": command.target.execution, "conversation": command.target.conversation}
+        state, effect = begin(command, deliveries)
+        while not isinstance(effect, Settle | Later):
+            state, effect = step(state, await self._perform(command, effect))
+        if isinstance(effect, Settle):
+            _log.info("command_settled", **named, result=effect.result, detail=effect.detail)
+        else:
+            _log.info("command_later", **named, reason=effect.reason, delay_s=effect.delay_s)
+        return effect
+
+    async def _perform(self, command: StartCommand, effect: Effect) -> CommandInput:
+        try:
+            match effect:
+                case ReadLog():
+                    return await log.look(self._bus, command)
+                case ReadOwner():
+                    target = command.target
+                    return OwnerSeen(*await self._owners.read(target.tenant, target.workspace, target.conversation))
+                case EnsureSandbox():
+                    return SandboxReady(await self._ensure(command))
+                case Ask(revision):
+                    return await self._ask(command, revision)
+                case StoreNeverStarted(failure):
+                    return await log.store_never_started(self._bus, command, failure, now_ms=_now_ms())
+                case TellFailure(failure):
+                    told = await log.tell_failure(self._bus, command, failure, now_ms=_now_ms())
+                    return Told() if told else NotNow("the conversation's events change too fast")
+                case Settle() | Later():
+                    raise AssertionError("the end of a drive is not performed here")
+                case _:
+                    assert_never(effect)
+        except ProvisionError as error:
+            return SandboxImpossible(error.problem)
+        except NotReadyError as error:
+            return NotNow(str(error))
+        except BusError as error:
+            return NotNow(f"bus: {error}")
+
+    async def _ensure(self, command: StartCommand) -> int:
+        """The revision of the sandbox's record, with this start counted. Raises NotReadyError, ProvisionError."""
+        tenant, workspace = command.target.tenant, command.target.workspace
+        wanted = Wanted(tenant, workspace, sandbox_id(tenant, workspace), self._provider.name, _now_ms())
+        await self._sandboxes.apply(tenant, workspace, wanted)
+        compute = await self._provider.ensure(tenant, workspace)
+        await self._sandboxes.apply(tenant, workspace, Provisioned(compute.facts, _now_ms()))
+        return await self._sandboxes.apply(tenant, workspace, Forwarded(_now_ms()))
+
+    async def _ask(self, command: StartCommand, revision: int) -> CommandInput:
+        request = ControlRequest(
+            control=command.control,
+            verb="start",
+            authority=Authority(kind="sandbox", holder="agent-service", token=revision),
+            payload=command.model_dump(mode="json", exclude_none=True),
+        )
+        subject = subjects.control(command.target.tenant, command.target.workspace, "start")
+        try:
+            answer = await self._bus.request(
+                subject, request.model_dump_json(exclude_none=True).encode(), timeout_s=CONTROL_REPLY_S
+            )
+            return Answered(ControlReply.model_validate_json(answer.data))
+        except NoReplyError:
+            return Unanswered()
+        except ValueError:
+            return NotNow("the collector's answer is not a receipt")
+
+
+def _decode(job: Job) -> StartCommand:
+    """Raises InvalidError; a command whose subject is another's is refused too."""
+    command = decode_command(job.message.data)
+    tenant, workspace = subjects.parse_command(job.message.subject)
+    if (tenant, workspace) != (command.target.tenant, command.target.workspace):
+        raise InvalidError("target", "must be of the tenant and workspace in the subject")
+    return command
+
+
+async def _extend(job: Job) -> None:
+    while True:
+        await asyncio.sleep(EXTEND_S)
+        with contextlib.suppress(BusError):
+            await job.in_progress()
+
+
+async def _close(jobs: AsyncIterator[Job]) -> None:
+    closing = getattr(jobs, "aclose", None)
+    if closing is not None:
+        await closing()

@@ -1,0 +1,136 @@
+"""What the agent service reads and writes in a tenant's log: the claim, the end that stands in its place, the failure.
+
+`execution.ended{never_started}` goes to the execution's subject at base 0, where the collector's claim would be: the
+server lets exactly one of the two in. `response.failed` goes to the conversation's `_`, one event per message, by
+compare-and-set, idempotent by its id `{request}/response.failed`: who loses reads forward and looks for the own id.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from tether import events, frames, subjects
+from tether.control import StartCommand
+from tether.errors import Code, InvalidError, Problem, UndecidedError, WrongLastSequenceError, problem
+from tether.events import ConversationEvent, Event
+from tether.frames import Frame, Position
+from tether.limits import EXECUTION_TOKEN_CONVERSATION
+from tether.ports import Bus, StoredMessage
+from tether.subjects import EventAddress
+from tether_agent.core.commands import LogSeen
+
+_ROUNDS_MAX: Final = 16  # of compare-and-sets lost to others' events before the caller comes back later
+
+
+def _address(command: StartCommand) -> EventAddress:
+    target = command.target
+    return EventAddress(target.tenant, target.workspace, target.conversation, target.execution)
+
+
+async def look(bus: Bus, command: StartCommand) -> LogSeen:
+    """The first message of the execution's subject, from the leader. Raises BusError."""
+    address = _address(command)
+    first = await bus.next_after(subjects.events_stream(address.tenant), 0, address.subject)
+    return LogSeen("empty") if first is None else _judge(first)
+
+
+def _judge(first: StoredMessage) -> LogSeen:
+    try:
+        frame = frames.decode(first.subject, first.data)
+    except InvalidError:
+        return LogSeen("claimed")  # a newer version's frame: somebody has claimed it, whatever it says
+    if not isinstance(frame, Frame):
+        return LogSeen("claimed")
+    for event in frame.events:
+        if event.type == events.EXECUTION_ENDED and event.body.get("outcome") == "never_started":
+            return LogSeen("never_started", _failure(event.body.get("error")))
+    return LogSeen("claimed")
+
+
+def _failure(error: Any) -> Problem | None:
+    """The reason as it was stored, so that whoever tells it after a crash tells the same."""
+    if not isinstance(error, dict) or error.get("code") not in set(Code):
+        return None
+    return problem(Code(error["code"]), str(error.get("detail", "")))
+
+
+async def store_never_started(bus: Bus, command: StartCommand, failure: Problem, *, now_ms: int) -> LogSeen:
+    """Put the end where the claim would be; returns what is there then. Raises BusError."""
+    address = _address(command)
+    error = {"code": failure.code.value, "detail": failure.detail}
+    proof = {"method": "never_spawned", "at": now_ms}
+    bodies = (
+        (events.RESPONSE_ENDED, {"outcome": "never_started", "error": error}),
+        (events.EXECUTION_ENDED, {"outcome": "never_started", "proof": proof, "error": error}),
+    )
+    told = [
+        Event(ordinal=ordinal, at=now_ms, type=kind, body=body) for ordinal, (kind, body) in enumerate(bodies, start=1)
+    ]
+    frame = Frame(first=1, last=len(told), pos=Position(record=0, index=0), events=told)
+    data = frames.encode(frame)
+    try:
+        await bus.publish(address.subject, data, msg_id=frames.message_id(address, frame, data), expect_last=0)
+    except (WrongLastSequenceError, UndecidedError):
+        pass  # the log says which of the two is there, or that nothing is
+    return await look(bus, command)
+
+
+async def tell_failure(bus: Bus, command: StartCommand, failure: Problem, *, now_ms: int) -> bool:
+    """Append `response.failed` once. False where others write too fast: to be tried later. Raises BusError."""
+    target = command.target
+    stream = subjects.events_stream(target.tenant)
+    subject = subjects.event(target.tenant, target.workspace, target.conversation, EXECUTION_TOKEN_CONVERSATION)
+    event = ConversationEvent(
+        id=f"{command.request_id}/{events.RESPONSE_FAILED}",
+        generation=target.response_generation,
+        at=now_ms,
+        type=events.RESPONSE_FAILED,
+        body={
+            "request": command.request_id,
+            "response": target.response,
+            "code": failure.code.value,
+            "detail": failure.detail,
+            "retryable": failure.retryable,
+        },
+    )
+    data = frames.encode_event(event)
+    seen = 0
+    for _ in range(_ROUNDS_MAX):
+        last = await bus.last(stream, subject)
+        end = last.sequence if last is not None else 0
+        if await _holds(bus, stream, subject, event.id, after=seen, until=end):
+            return True
+        seen = end
+        try:
+            await bus.publish(subject, data, expect_last=end)
+        except (WrongLastSequenceError, UndecidedError):
+            continue
+        return True
+    return False
+
+
+async def _holds(bus: Bus, stream: str, subject: str, event_id: str, *, after: int, until: int) -> bool:
+    """Whether the event is among the messages `after..until`; a follower that lags is read until it has caught up."""
+    at = after
+    while at < until:
+        batch = await bus.read(stream, at, subject)
+        if not batch:
+            following = await bus.next_after(stream, at, subject)
+            if following is None:
+                return False  # purged or evicted meanwhile
+            batch = [following]
+        for message in batch:
+            if message.sequence > until:
+                return False
+            at = message.sequence
+            if _is(message, event_id):
+                return True
+    return False
+
+
+def _is(message: StoredMessage, event_id: str) -> bool:
+    try:
+        event = frames.decode(message.subject, message.data)
+    except InvalidError:
+        return False
+    return isinstance(event, ConversationEvent) and event.id == event_id

@@ -1,0 +1,85 @@
+"""What the agent service needs of whoever runs sandboxes.
+
+A provider makes sure that a workspace's sandbox has a living collector, ends it on request, and says what is there.
+`ensure` and `stop` are idempotent and serialised per workspace; a provider ends nothing that it cannot identify.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from tether.errors import Problem
+
+
+class ProvisionError(Exception):
+    """No sandbox, and trying again changes nothing. `problem` is what the response fails with."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem.detail)
+        self.problem = problem
+
+
+class NotReadyError(Exception):
+    """No sandbox yet: try again later."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """A sandbox's compute as it runs. `boot` was drawn when the sandbox started; `facts` identify it."""
+
+    tenant: str
+    workspace: str
+    sandbox: str
+    boot: str
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What a provider says about a sandbox. `alive`: its collector was seen just now."""
+
+    tenant: str
+    workspace: str
+    sandbox: str
+    boot: str
+    alive: bool
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """A sandbox that was ended. `killed`: processes that had to be killed after the collector was gone."""
+
+    tenant: str
+    workspace: str
+    killed: int = 0
+
+
+class Provider(Protocol):
+    """See the module's docstring."""
+
+    @property
+    def name(self) -> str: ...
+
+    def running(self) -> AbstractAsyncContextManager[None]:
+        """Adopt what runs, and watch it while the context is open. Leaving it ends no sandbox."""
+        ...
+
+    async def ensure(self, tenant: str, workspace: str) -> Compute:
+        """A collector is there and registered. Raises NotReadyError, ProvisionError."""
+        ...
+
+    async def stop(self, tenant: str, workspace: str) -> Stopped | None:
+        """End the sandbox and whatever runs in it; None where there is none."""
+        ...
+
+    async def stop_all(self) -> Sequence[Stopped]: ...
+
+    def statuses(self) -> Sequence[Status]: ...
+
+    def assign(self, tenant: str, workspace: str, path: str) -> str:
+        """Use a directory of the user's for a workspace. Raises InvalidError; returns the path."""
+        ...

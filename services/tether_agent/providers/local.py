@@ -1,0 +1,443 @@
+"""Sandboxes as processes of this machine: a collector per workspace, in its own session.
+
+    (none) ── ensure ──▶ starting ── spawned ──▶ running ──┐ collector ends
+                            ▲                        │     └──▶ back-off ──▶ starting, with the same boot id:
+                            └── ensure ── stopped ◀──┘ stop      keepers and CLIs may live, and are adopted
+
+The boot id is drawn when a sandbox starts and kept over every restart of its collector, for as long as something of
+it may live: until it was stopped, or the machine was rebooted. The service adopts what it finds by identity after a
+restart; what it cannot identify it leaves alone. Leaving `running()` ends no collector.
+
+The race: a crash between spawning a collector and writing its pid down. The boot id was written down before, and it
+stands in that process's environment, so the next agent service finds it instead of starting a second one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+
+from tether import ids, subjects
+from tether.errors import BusError, Code, problem
+from tether.kv import Bucket
+from tether.ports import Bus
+from tether.service import write_whole
+from tether_agent.agents import AgentsFile, Environment, write_environment
+from tether_agent.config import AgentSettings
+from tether_agent.providers import (
+    Compute,
+    NotReadyError,
+    ProvisionError,
+    Status,
+    Stopped,
+    collector_process,
+    executions,
+    leftovers,
+    procfs,
+    sandbox_file,
+)
+from tether_agent.providers.collector_process import INHERITED, CollectorProcess
+from tether_agent.providers.sandbox_file import SandboxFile
+from tether_agent.providers.workspaces import Workspaces
+
+COLLECTOR: Final = (sys.executable, "-P", "-m", "tether_collector")
+LOCK_WAIT_S: Final = 10.0  # for an agent service that is just ending
+RESTART_MIN_S: Final = 0.2
+RESTART_MAX_S: Final = 30.0
+STABLE_S: Final = 30.0  # a collector that lived so long starts the back-off afresh
+COLLECTOR_TERM_S: Final = 20.0  # its own shutdown budget fits in
+EX_CONFIG: Final = 78  # of a collector that refuses its configuration: another start changes nothing
+EARLY_EXITS_MAX: Final = 5  # ends without ever registering, in a row, while the bus was there
+_POLL_MIN_S: Final = 0.02
+_POLL_MAX_S: Final = 0.25
+_log = structlog.get_logger("tether_agent")
+
+
+@dataclass(slots=True)
+class _Sandbox:
+    """One workspace's sandbox. `lock` is held over start and stop; the watcher owns restarts."""
+
+    tenant: str
+    workspace: str
+    lock: asyncio.Lock
+    file: SandboxFile | None = None
+    process: CollectorProcess | None = None
+    watcher: asyncio.Task[None] | None = None
+    early_exits: int = 0
+    epoch: int = -1  # of the bus, when the first of these exits was counted
+    refused: str = ""  # why the collector refuses to start
+
+    @property
+    def alive(self) -> bool:
+        return self.process is not None and self.process.alive
+
+
+class LocalProvider:
+    """See the module's docstring. `bus` is asked for registrations only."""
+
+    name = "local"
+
+    def __init__(
+        self,
+        settings: AgentSettings,
+        agents: AgentsFile,
+        environment: Environment,
+        bus: Bus | None,
+        *,
+        command: Sequence[str] = COLLECTOR,
+    ) -> None:
+        self._settings = settings
+        self._agents = agents
+        self._environment = environment
+        self._bus = bus
+        self._command = command
+        self._state_dir = settings.agent_state_dir
+        self._sandboxes: dict[tuple[str, str], _Sandbox] = {}
+        self._workspaces: Workspaces | None = None
+        self._group: asyncio.TaskGroup | None = None
+
+    # --- life ---
+
+    @contextlib.asynccontextmanager
+    async def running(self, *, restart: bool = True) -> AsyncIterator[None]:
+        """Hold the state directory, adopt, watch. Raises RuntimeError where another agent service holds it.
+        Without `restart` collectors that have died stay dead: for who comes only to stop."""
+        self._state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with await self._hold():
+            self._workspaces = Workspaces(self._settings.agent_workspaces_dir, self._state_dir)
+            async with asyncio.TaskGroup() as group:
+                self._group = group
+                try:
+                    await self._adopt_all(restart)
+                    yield
+                finally:
+                    self._group = None
+                    for sandbox in self._sandboxes.values():
+                        if sandbox.watcher is not None:
+                            sandbox.watcher.cancel()
+        for sandbox in self._sandboxes.values():
+            if sandbox.process is not None:
+                sandbox.process.close()
+
+    async def _hold(self) -> contextlib.AbstractContextManager[object]:
+        handle = (self._state_dir / "lock").open("a")
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + LOCK_WAIT_S
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if loop.time() > deadline_s:
+                    handle.close()
+                    raise RuntimeError(f"another agent service holds {self._state_dir}") from None
+                await asyncio.sleep(_POLL_MAX_S)
+            else:
+                return contextlib.closing(handle)
+
+    async def _adopt_all(self, restart: bool) -> None:
+        for file in sandbox_file.read_all(self._state_dir):
+            sandbox = self._sandbox(file.tenant, file.workspace)
+            sandbox.file = file
+            if file.status == "stopped":
+                continue
+            async with sandbox.lock:
+                if self._adopt(sandbox):
+                    _log.info("sandbox_adopted", **self._named(sandbox))
+                    continue
+                if not restart:
+                    continue
+                try:
+                    # Whatever its keepers hold, or left behind, has to be told by a collector.
+                    self._start(sandbox)
+                except ProvisionError as error:
+                    _log.error("sandbox_not_restarted", **self._named(sandbox), reason=error.problem.detail)
+
+    def _adopt(self, sandbox: _Sandbox) -> bool:
+        file = sandbox.file
+        assert file is not None
+        if file.machine_boot != procfs.machine_boot():
+            return False
+        recorded = file.process if file.status != "starting" else None
+        process = collector_process.adopt(recorded, file.boot)
+        if process is None:
+            return False
+        sandbox.process = process
+        self._note(sandbox, file.with_process(process.identity))
+        self._watch(sandbox)
+        return True
+
+    # --- the port ---
+
+    async def ensure(self, tenant: str, workspace: str) -> Compute:
+        sandbox = self._sandbox(tenant, workspace)
+        async with sandbox.lock:
+            if sandbox.refused:
+                # A start that failed for its configuration is tried again for a new command: it may be put right.
+                sandbox.refused = ""
+                sandbox.early_exits = 0
+            if not sandbox.alive:
+                self._forget(sandbox)
+                self._start(sandbox)
+            file = sandbox.file
+        assert file is not None
+        await self._registered(sandbox, file)
+        return Compute(tenant, workspace, file.sandbox, file.boot, self._facts(file))
+
+    async def stop(self, tenant: str, workspace: str) -> Stopped | None:
+        sandbox = self._sandboxes.get((tenant, workspace))
+        if sandbox is None or sandbox.file is None or sandbox.file.status == "stopped":
+            return None
+        async with sandbox.lock:
+            file = sandbox.file
+            if sandbox.process is not None:
+                if self._bus is not None and sandbox.alive:
+                    await executions.stop_all(self._bus, file)
+                await self._end_collector(sandbox)
+            self._forget(sandbox)
+            killed = await leftovers.end(Path(file.directory) / ".tether")
+            # What had to be killed has not told its end: the next agent service starts a collector for it.
+            unfinished = killed > 0 or file.status == "unfinished"
+            self._note(sandbox, replace(file.with_process(None), status="unfinished" if unfinished else "stopped"))
+        _log.info("sandbox_stopped", **self._named(sandbox), killed=killed)
+        return Stopped(tenant, workspace, killed)
+
+    async def stop_all(self) -> Sequence[Stopped]:
+        """All of them at once, so that the whole takes as long as the slowest."""
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(self.stop(tenant, workspace), name=f"stop-{tenant}.{workspace}")
+                for tenant, workspace in list(self._sandboxes)
+            ]
+        return [stopped for stopped in (task.result() for task in tasks) if stopped is not None]
+
+    def statuses(self) -> Sequence[Status]:
+        found = []
+        for sandbox in self._sandboxes.values():
+            file = sandbox.file
+            if file is not None:
+                facts = self._facts(file)
+                found.append(Status(file.tenant, file.workspace, file.sandbox, file.boot, sandbox.alive, facts))
+        return found
+
+    def assign(self, tenant: str, workspace: str, path: str) -> str:
+        assert self._workspaces is not None, "the provider does not run"
+        known = self._sandboxes.get((tenant, workspace))
+        in_use = known is not None and known.file is not None
+        return str(self._workspaces.assign(tenant, workspace, path, in_use=in_use))
+
+    # --- starting and watching ---
+
+    def _start(self, sandbox: _Sandbox) -> None:
+        """Spawn a collector. The lock is held. Raises ProvisionError."""
+        assert self._workspaces is not None, "the provider does not run"
+        directory = self._workspaces.directory(sandbox.tenant, sandbox.workspace)
+        self._note(sandbox, self._next_file(sandbox, directory))
+        file = sandbox.file
+        assert file is not None
+        folder = sandbox_file.folder_of(self._state_dir, sandbox.tenant, sandbox.workspace)
+        try:
+            write_environment(folder / "agent-env.json", self._environment)
+            process = collector_process.spawn(self._command, self._child_environment(file), folder / "collector.log")
+        except OSError as error:
+            detail = f"the collector cannot be started: {error.strerror}"
+            raise ProvisionError(problem(Code.RUNTIME_UNAVAILABLE, detail, retryable=False)) from None
+        sandbox.process = process
+        self._note(sandbox, file.with_process(process.identity))
+        _log.info("collector_started", **self._named(sandbox), collector=process.identity.pid)
+        self._watch(sandbox)
+
+    def _next_file(self, sandbox: _Sandbox, directory: Path) -> SandboxFile:
+        """What is written down before the spawn: the boot id of what may still live, else a new one."""
+        file, machine = sandbox.file, procfs.machine_boot()
+        if file is not None and file.machine_boot == machine and file.status in ("starting", "running"):
+            return replace(file.with_process(None), status="starting")
+        return SandboxFile(
+            tenant=sandbox.tenant,
+            workspace=sandbox.workspace,
+            sandbox=ids.sandbox_id(sandbox.tenant, sandbox.workspace),
+            boot=ids.new_id("boot"),
+            machine_boot=machine,
+            directory=str(directory),
+            status="starting",
+        )
+
+    def _watch(self, sandbox: _Sandbox) -> None:
+        assert self._group is not None, "the provider does not run"
+        name = f"sandbox-{sandbox.tenant}.{sandbox.workspace}"
+        sandbox.watcher = self._group.create_task(self._keep(sandbox), name=name)
+
+    async def _keep(self, sandbox: _Sandbox) -> None:
+        """Restart the collector whenever it ends; ends itself when the next one is watched by its own task."""
+        loop = asyncio.get_running_loop()
+        process = sandbox.process
+        assert process is not None
+        started_s = loop.time()
+        code = await process.wait()
+        if sandbox.process is not process:
+            return  # who let go of it starts the next one
+        process.close()
+        sandbox.process = None
+        if loop.time() - started_s > STABLE_S:
+            sandbox.early_exits = 0
+        self._count_exit(sandbox)
+        _log.warning("collector_ended", **self._named(sandbox), exit=code, in_a_row=sandbox.early_exits)
+        if code == EX_CONFIG:
+            sandbox.refused = "the collector refuses its configuration"
+            return
+        while True:
+            await asyncio.sleep(min(RESTART_MAX_S, RESTART_MIN_S * float(2 ** min(sandbox.early_exits - 1, 10))))
+            async with sandbox.lock:
+                if sandbox.watcher is not asyncio.current_task():
+                    return
+                try:
+                    self._start(sandbox)
+                except ProvisionError as error:
+                    sandbox.early_exits += 1
+                    _log.error("sandbox_not_restarted", **self._named(sandbox), reason=error.problem.detail)
+                else:
+                    return
+
+    def _count_exit(self, sandbox: _Sandbox) -> None:
+        """Only ends that the bus cannot have caused count towards giving up."""
+        epoch = self._bus.epoch if self._bus is not None and self._bus.connected else -1
+        if epoch < 0 or epoch != sandbox.epoch:
+            sandbox.early_exits = 0
+            sandbox.epoch = epoch
+        sandbox.early_exits += 1
+
+    async def _registered(self, sandbox: _Sandbox, file: SandboxFile) -> None:
+        """Until the collector's registration is there. Raises NotReadyError, ProvisionError."""
+        assert self._bus is not None, "a provider without a bus only stops"
+        bucket = Bucket(self._bus, subjects.SANDBOXES)
+        key = subjects.registration_key(file.tenant, file.workspace, file.sandbox)
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + self._settings.agent_ready_wait_s
+        pause_s = _POLL_MIN_S
+        while True:
+            try:
+                entry = await bucket.get(key)
+            except BusError as error:
+                raise NotReadyError(f"registrations cannot be read: {error}") from None
+            if entry is not None and entry.value.get("boot") == file.boot and sandbox.alive:
+                sandbox.early_exits = 0
+                return
+            self._check_hope(sandbox)
+            if loop.time() > deadline_s:
+                raise NotReadyError("the collector has not registered yet")
+            await asyncio.sleep(pause_s)
+            pause_s = min(_POLL_MAX_S, pause_s * 1.5)
+
+    def _check_hope(self, sandbox: _Sandbox) -> None:
+        if not sandbox.refused and sandbox.early_exits < EARLY_EXITS_MAX:
+            return
+        log = sandbox_file.folder_of(self._state_dir, sandbox.tenant, sandbox.workspace) / "collector.log"
+        reason = sandbox.refused or f"the collector ended {sandbox.early_exits} times before it was ready"
+        _log.error("sandbox_impossible", **self._named(sandbox), reason=reason, tail=collector_process.tail_of(log))
+        detail = f"{reason}; its log is {log}"
+        raise ProvisionError(problem(Code.RUNTIME_UNAVAILABLE, detail, retryable=False))
+
+    async def _end_collector(self, sandbox: _Sandbox) -> None:
+        process = sandbox.process
+        assert process is not None
+        self._cancel_watcher(sandbox)  # there is one waiter at a time, and no restart
+        process.signal(signal.SIGTERM)
+        try:
+            async with asyncio.timeout(COLLECTOR_TERM_S):
+                await process.wait()
+        except TimeoutError:
+            _log.warning("collector_killed", collector=process.identity.pid)
+            process.signal(signal.SIGKILL)
+            await process.wait()
+
+    # --- small things ---
+
+    def _sandbox(self, tenant: str, workspace: str) -> _Sandbox:
+        found = self._sandboxes.get((tenant, workspace))
+        if found is None:
+            found = self._sandboxes[tenant, workspace] = _Sandbox(tenant, workspace, asyncio.Lock())
+        return found
+
+    def _forget(self, sandbox: _Sandbox) -> None:
+        """Let go of a collector that has ended, whether its watcher has noticed or not."""
+        self._cancel_watcher(sandbox)
+        process, sandbox.process = sandbox.process, None
+        if process is not None:
+            procfs.reap(process.identity.pid)
+            process.close()
+
+    def _cancel_watcher(self, sandbox: _Sandbox) -> None:
+        watcher, sandbox.watcher = sandbox.watcher, None
+        if watcher is not None:
+            watcher.cancel()
+
+    def _note(self, sandbox: _Sandbox, file: SandboxFile) -> None:
+        sandbox_file.write(self._state_dir, file)
+        sandbox.file = file
+
+    @staticmethod
+    def _named(sandbox: _Sandbox) -> dict[str, str]:
+        return {"tenant": sandbox.tenant, "workspace": sandbox.workspace}
+
+    def _facts(self, file: SandboxFile) -> Mapping[str, Any]:
+        """What identifies the sandbox, and where its agents' keys came from. Without pids: those change with every
+        restart of the collector, and the record is written when a start is forwarded."""
+        return {
+            "provider": self.name,
+            "machine_boot": file.machine_boot,
+            "boot": file.boot,
+            "directory": file.directory,
+            "key_sources": dict(self._environment.sources),
+        }
+
+    def _child_environment(self, file: SandboxFile) -> dict[str, str]:
+        settings = self._settings
+        folder = sandbox_file.folder_of(self._state_dir, file.tenant, file.workspace)
+        commands = {kind: list(agent.command) for kind, agent in self._agents.agents.items()}
+        values = {name: os.environ[name] for name in INHERITED if name in os.environ}
+        values |= {
+            "TETHER_NATS_URL": settings.nats_url,
+            "TETHER_REPLICAS": str(settings.replicas),
+            "TETHER_LOG_FORMAT": settings.log_format,
+            "TETHER_LOG_LEVEL": settings.log_level,
+            "TETHER_TENANT": file.tenant,
+            "TETHER_WORKSPACE": file.workspace,
+            "TETHER_SANDBOX": file.sandbox,
+            collector_process.BOOT_VARIABLE: file.boot,
+            "TETHER_WORKSPACE_DIR": file.directory,
+            "TETHER_AGENTS": json.dumps(commands),
+            "TETHER_AGENT_ENV_FILE": str(folder / "agent-env.json"),
+            "TETHER_FACTS": json.dumps(self._facts(file)),
+        }
+        values |= self._bus_credentials(folder)
+        return values
+
+    def _bus_credentials(self, folder: Path) -> dict[str, str]:
+        """The collector's user on the bus; a password goes by file, never by environment or argument."""
+        settings = self._settings
+        if settings.agent_collector_user is not None:
+            found = {"TETHER_NATS_USER": settings.agent_collector_user}
+            if settings.agent_collector_password_file is not None:
+                found["TETHER_NATS_PASSWORD_FILE"] = str(settings.agent_collector_password_file)
+            return found
+        if settings.nats_creds_file is not None:
+            return {"TETHER_NATS_CREDS_FILE": str(settings.nats_creds_file)}
+        found = {}
+        if settings.nats_user is not None:
+            found["TETHER_NATS_USER"] = settings.nats_user
+        password = settings.password()
+        if password is not None:
+            path = folder / "bus-password"
+            write_whole(path, password.encode())
+            found["TETHER_NATS_PASSWORD_FILE"] = str(path)
+        return found

@@ -1,0 +1,73 @@
+"""The agent service's life: one bus connection, one provider, the commands' driver, the answered requests.
+
+Start: agents file → bus → base topology → provider (adopts what runs) → requests → commands → ready.
+End, on SIGTERM or SIGINT: commands are given back → requests end → sandboxes, only if `agent_stop_sandboxes` says so →
+the provider lets go (collectors run on) → bus.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+
+import structlog
+
+from tether import topology
+from tether.bus import NatsBus, connect
+from tether.errors import BusUnavailableError
+from tether.service import ready
+from tether_agent import agents
+from tether_agent.config import AgentSettings
+from tether_agent.drive import Driver
+from tether_agent.providers.local import COLLECTOR, LocalProvider
+from tether_agent.requests import Requests
+
+_log = structlog.get_logger("tether_agent")
+
+
+async def _connected(settings: AgentSettings, stop: asyncio.Event) -> NatsBus | None:
+    """A bus that is not up yet is waited for; None where `stop` came first."""
+    while not stop.is_set():
+        try:
+            return await connect(
+                settings.nats_url,
+                name="tether-agent",
+                user=settings.nats_user,
+                password=settings.password(),
+                creds_file=None if settings.nats_creds_file is None else str(settings.nats_creds_file),
+            )
+        except BusUnavailableError as error:
+            _log.warning("bus_unavailable", error=str(error))
+    return None
+
+
+async def serve(settings: AgentSettings, stop: asyncio.Event, *, command: Sequence[str] = COLLECTOR) -> None:
+    """Run until `stop` is set. `command` starts a collector."""
+    known = agents.load(settings.agents_file)
+    environment = agents.environment(known, os.environ)
+    for kind, names in environment.missing.items():
+        _log.warning("agent_variables_missing", agent=kind, variables=names)
+    bus = await _connected(settings, stop)
+    if bus is None:
+        return
+    async with bus:
+        await bus.ensure(topology.base(replicas=settings.replicas))
+        provider = LocalProvider(settings, known, environment, bus, command=command)
+        async with provider.running():
+            async with Requests(provider).serving(bus), asyncio.TaskGroup() as group:
+                driver = Driver(bus, provider, commands_max=settings.agent_commands_max)
+                driving = group.create_task(driver.run(), name="commands")
+                ready(settings, provider=provider.name, agents=sorted(known.agents))
+                await stop.wait()
+                driving.cancel()
+            if settings.agent_stop_sandboxes:
+                await provider.stop_all()
+
+
+async def stop_sandboxes(settings: AgentSettings) -> int:
+    """End every sandbox of this state directory, without a bus: what `tether down` does when no agent service is left
+    to be asked. Returns how many were ended."""
+    provider = LocalProvider(settings, agents.AgentsFile(), agents.Environment({}, {}, {}), None)
+    async with provider.running(restart=False):
+        return len(await provider.stop_all())

@@ -1,0 +1,272 @@
+"""What a reader of a conversation gets: log messages in, SSE frames out. Pure; its shell is `tether_backend.http.sse`.
+
+    take(message) → Chunk (bytes to send)                 the cursor moves with it
+                  → Hole  (an ordinal is missing)         nothing moves: `restore` a snapshot, else `accept` the gap
+    after take, `end` is set once what `until` asks for has come: the frame ends there, and so does the stream
+
+A reader's position is its cursor. What it applied of each execution is known from the first frame it saw, or from a
+snapshot; duplicates are dropped by ordinal or id, never by sequence. Encoding is shared: a `LogMessage` encodes itself
+once for all readers to whom it is live and whole.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import pydantic_core
+
+from tether import events as ev
+from tether import frames
+from tether.api import FRAME_END, FRAME_LIVE, FRAME_OPEN, FRAME_PROBLEM, FRAME_SNAPSHOT, StreamEnd
+from tether.cursor import WHOLE, Cursor
+from tether.errors import InvalidError, Problem
+from tether.events import ConversationEvent, Event
+from tether.frames import Frame
+from tether.subjects import EventAddress, parse_event
+
+_ENDS: Final = frozenset({ev.RESPONSE_ENDED, ev.EXECUTION_ENDED})
+_RESPONSE_ENDS: Final = frozenset({ev.RESPONSE_FAILED, ev.RESPONSE_SUPERSEDED})
+_SEEN_MAX: Final = 4096  # conversation events whose ids a reader remembers
+HEARTBEAT: Final = b": hb\n\n"
+
+
+def sse(name: str | None, data: bytes, cursor: str | None) -> bytes:
+    """One SSE frame. `name` None: the default event. `cursor` None: the frame does not move the reader."""
+    head = (f"id: {cursor}\n" if cursor is not None else "") + (f"event: {name}\n" if name is not None else "")
+    return b"%sdata: %s\n\n" % (head.encode(), data)
+
+
+@dataclass(slots=True)
+class LogMessage:
+    """A stored message of the log, decoded once. `problem` where it cannot be read (unknown version, damaged)."""
+
+    address: EventAddress
+    sequence: int
+    stored_at_ns: int
+    content: Frame | ConversationEvent | None
+    problem: Problem | None = None
+    has_end: bool = False
+    _live: bytes | None = field(default=None, repr=False)
+
+    @property
+    def count(self) -> int:
+        """Events in the message: cursors index them."""
+        return len(self.content.events) if isinstance(self.content, Frame) else 1
+
+    def cursor(self, done: int) -> Cursor:
+        """After the first `done` events."""
+        return Cursor.after(self.sequence, self.stored_at_ns, index=WHOLE if done >= self.count else done)
+
+    def encode_one(self, index: int, *, replay: bool) -> bytes:
+        cursor = self.cursor(index + 1).encode(self.address.tenant, self.address.conversation)
+        if self.problem is not None:
+            return sse(FRAME_PROBLEM, problem_json(self.problem), cursor)
+        if isinstance(self.content, Frame):
+            event = self.content.events[index]
+            value: dict[str, Any] = {"execution": self.address.execution, "ordinal": event.ordinal}
+            if event.last is not None:
+                value["last"] = event.last
+        else:
+            assert self.content is not None
+            event = self.content  # type: ignore[assignment]
+            value = {"id": self.content.id, "generation": self.content.generation}
+        value |= {"at": event.at, "type": event.type, "body": event.body, "replay": replay}
+        return sse(None, pydantic_core.to_json(value), cursor)
+
+    @property
+    def live(self) -> bytes:
+        """All its events as frames of the live stream, encoded once."""
+        if self._live is None:
+            self._live = b"".join(self.encode_one(index, replay=False) for index in range(self.count))
+        return self._live
+
+
+def decode(subject: str, sequence: int, stored_at_ns: int, data: bytes) -> LogMessage:
+    """A message of the log. Raises `InvalidError` only where the subject is none of the log's."""
+    address = parse_event(subject)
+    try:
+        content = frames.decode(subject, data)
+    except InvalidError as error:
+        return LogMessage(address, sequence, stored_at_ns, None, error.problem)
+    kinds = (event.type for event in content.events) if isinstance(content, Frame) else (content.type,)
+    has_end = any(kind in _ENDS or kind in _RESPONSE_ENDS for kind in kinds)
+    return LogMessage(address, sequence, stored_at_ns, content, None, has_end)
+
+
+def problem_json(problem: Problem) -> bytes:
+    return problem.model_copy(update={"context": problem.context}).model_dump_json(exclude_none=True).encode()
+
+
+@dataclass(frozen=True, slots=True)
+class Until:
+    """When the stream ends: `response` names one, else `idle`."""
+
+    text: str
+    response: str | None = None
+
+    @staticmethod
+    def parse(text: str) -> Until:
+        """`response:{id}` or `idle`. Raises `InvalidError`."""
+        kind, _, name = text.partition(":")
+        if kind == "idle" and not name:
+            return Until(text)
+        if kind == "response" and 1 <= len(name) <= 64 and name.replace("_", "a").replace("-", "a").isalnum():
+            return Until(text, name)
+        raise InvalidError("until", "must be response:{id} or idle")
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Hole:
+    """Ordinals `first..last` of the execution are not in the log where they should be."""
+
+    execution: str
+    first: int
+    last: int
+
+
+class ReaderView:
+    """One reader. `watermark`: the stream's last sequence when it connected; up to it events are a replay."""
+
+    def __init__(
+        self, tenant: str, conversation: str, cursor: Cursor, watermark: int, until: Until | None = None
+    ) -> None:
+        self.tenant = tenant
+        self.conversation = conversation
+        self.cursor = cursor
+        self.watermark = watermark
+        self.until = until
+        self.end: StreamEnd | None = None
+        self.until_execution: str | None = None  # which execution answers the response that `until` names
+        self._applied: dict[str, int] = {}
+        self._from_start = cursor.sequence == 0  # an execution that is not known must begin at 1
+        self._seen: OrderedDict[str, None] = OrderedDict()
+
+    @property
+    def encoded_cursor(self) -> str:
+        return self.cursor.encode(self.tenant, self.conversation)
+
+    @property
+    def read_after(self) -> int:
+        """Read the log after this sequence: a message that was applied in part is read again."""
+        whole = self.cursor.index == WHOLE or self.cursor.sequence == 0
+        return self.cursor.sequence if whole else self.cursor.sequence - 1
+
+    def restore(self, cursor: Cursor, applied: Mapping[str, int], watermark: int) -> None:
+        """The reader was given a snapshot: it stands at `cursor`, with these ordinals applied."""
+        self.cursor = cursor
+        self.watermark = max(watermark, cursor.sequence)
+        self._applied = dict(applied)
+        self._from_start = True
+        self._seen.clear()
+
+    def learn(self, applied: Mapping[str, int]) -> None:
+        """The reader was given a snapshot to fill a hole: it stays where it is, and has these ordinals as well."""
+        for execution, ordinal in applied.items():
+            self._applied[execution] = max(ordinal, self._applied.get(execution, 0))
+
+    def accept(self, hole: Hole) -> None:
+        """The gap has been told: go on behind it."""
+        self._applied[hole.execution] = hole.last
+
+    def take(self, message: LogMessage) -> Chunk | Hole:
+        """The next message in order of the log."""
+        here = self.cursor
+        if message.sequence < here.sequence or (message.sequence == here.sequence and here.index >= message.count):
+            return Chunk(b"")
+        start = here.index if message.sequence == here.sequence else 0
+        if isinstance(message.content, Frame):
+            found = self._frame(message, message.content, start)
+        else:
+            found = self._conversation_event(message)
+        if isinstance(found, Chunk) and self.end is None:
+            self.cursor = message.cursor(message.count)
+        return found
+
+    def _conversation_event(self, message: LogMessage) -> Chunk:
+        event = message.content
+        if isinstance(event, ConversationEvent):
+            if event.id in self._seen:
+                return Chunk(b"")
+            self._seen[event.id] = None
+            if len(self._seen) > _SEEN_MAX:
+                self._seen.popitem(last=False)
+            self._judge_conversation(event, message)
+        return Chunk(message.live if message.sequence > self.watermark else message.encode_one(0, replay=True))
+
+    def _frame(self, message: LogMessage, frame: Frame, start: int) -> Chunk | Hole:
+        execution = message.address.execution
+        applied = self._applied.get(execution)
+        if applied is None:
+            # A reader without knowledge trusts its cursor; one from the beginning must see ordinal 1.
+            applied = 0 if self._from_start and not start else frame.events[start].ordinal - 1
+        if frame.events[start].ordinal > applied + 1:
+            return Hole(execution, applied + 1, frame.events[start].ordinal - 1)
+        if frame.last <= applied:
+            return Chunk(b"")
+        replay = message.sequence <= self.watermark
+        watching = self.until is not None and message.has_end
+        self._applied[execution] = frame.last
+        if not replay and not watching and start == 0 and frame.first == applied + 1:
+            return Chunk(message.live)
+        parts: list[bytes] = []
+        for index in range(start, len(frame.events)):
+            event = frame.events[index]
+            if event.end <= applied:
+                continue
+            parts.append(message.encode_one(index, replay=replay))
+            if watching and self._ends(execution, event):
+                self._finish(message.cursor(index + 1), event.body.get("outcome"))
+                break
+        return Chunk(b"".join(parts))
+
+    def _ends(self, execution: str, event: Event) -> bool:
+        # The response's end may be missing from the log where its start was evicted; the execution's end implies it.
+        return self.until_execution == execution and event.type in _ENDS
+
+    def _judge_conversation(self, event: ConversationEvent, message: LogMessage) -> None:
+        if self.until is None or self.until.response is None or event.body.get("response") != self.until.response:
+            return
+        if event.type == ev.RESPONSE_CREATED:
+            self.until_execution = event.body.get("execution")
+        elif event.type in _RESPONSE_ENDS:
+            outcome = "failed" if event.type == ev.RESPONSE_FAILED else "superseded"
+            self._finish(message.cursor(1), outcome)
+
+    def _finish(self, cursor: Cursor, outcome: str | None) -> None:
+        assert self.until is not None
+        self.cursor = cursor
+        self.end = StreamEnd(
+            until=self.until.text, cursor=self.encoded_cursor, response=self.until.response, outcome=outcome
+        )
+
+    def finish_idle(self) -> None:
+        """The conversation has no active execution (the shell asked), and everything has been told."""
+        self._finish(self.cursor, None)
+
+    # --- frames of the stream itself ---
+
+    def open_frame(self) -> bytes:
+        data = pydantic_core.to_json({"conversation": self.conversation, "cursor": self.encoded_cursor})
+        return sse(FRAME_OPEN, data, self.encoded_cursor)
+
+    def live_frame(self) -> bytes:
+        return sse(FRAME_LIVE, pydantic_core.to_json({"cursor": self.encoded_cursor}), self.encoded_cursor)
+
+    def problem_frame(self, problem: Problem) -> bytes:
+        # Without an id: the old cursor stays until the snapshot's frame replaces it.
+        return sse(FRAME_PROBLEM, problem_json(problem), None)
+
+    def snapshot_frame(self, history: bytes) -> bytes:
+        return sse(FRAME_SNAPSHOT, b'{"history":%s}' % history, self.encoded_cursor)
+
+    def end_frame(self) -> bytes:
+        assert self.end is not None
+        return sse(FRAME_END, self.end.model_dump_json().encode(), self.end.cursor)

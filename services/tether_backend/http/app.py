@@ -1,0 +1,31 @@
+"""The HTTP application over its dependencies. Starting and stopping them is `tether_backend.service`'s."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI
+from starlette.types import ASGIApp
+
+from tether_backend.http import conversations, errors, executions, messages, operations
+from tether_backend.http.edge import Edge
+from tether_backend.runtime import Deps
+
+
+def create_app(deps: Deps) -> ASGIApp:
+    """The whole edge: host, origin, token and size checks around the routes."""
+    return Edge(build(deps), deps.admission, deps.metrics)
+
+
+def build(deps: Deps | None) -> FastAPI:
+    """The routes alone (with None: only to export `/openapi.json`)."""
+    app = FastAPI(
+        title="Tether",
+        version=deps.version if deps is not None else "0",
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    app.state.deps = deps
+    errors.install(app)
+    for module in (messages, conversations, executions, operations):
+        app.include_router(module.router)
+    return app

@@ -1,0 +1,274 @@
+"""Executions, controls and sandboxes."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Path, Query, Request
+from fastapi.responses import JSONResponse
+from pydantic import ValidationError
+
+from tether import subjects
+from tether.api import (
+    ITEMS_PAGE_MAX,
+    ControlAnswer,
+    ControlBody,
+    ExecutionList,
+    ExecutionSnapshot,
+    ExecutionView,
+    ItemList,
+    SandboxList,
+    SandboxView,
+)
+from tether.control import ControlRequest
+from tether.cursor import Cursor, tag_of
+from tether.errors import Code, ProblemError, problem
+from tether.fold import Applied, ExecutionFold, ExecutionState
+from tether.frames import Frame
+from tether.ids import TOKEN_PATTERN, ExecutionTarget, new_id
+from tether.sandbox import CAN_SNAPSHOT
+from tether.snapshot import Snapshot, Watermark, take
+from tether_backend.core.stream import decode
+from tether_backend.http.controls import Settled, answer_of, find_target, send, settled
+from tether_backend.http.parse import (
+    LIMIT_DEFAULT,
+    ExecutionId,
+    Limit,
+    Who,
+    With,
+    body_of,
+    control_id_of,
+    decode_page,
+    encode_page,
+)
+from tether_backend.runtime import Deps
+from tether_backend.store.history import Place
+
+router = APIRouter()
+Phase = Literal["active", "starting", "running", "waiting", "exiting", "ended"]
+
+
+@router.get("/v1/executions", response_model=ExecutionList)
+async def list_executions(
+    who: Who,
+    deps: With,
+    limit: Limit = LIMIT_DEFAULT,
+    page: Annotated[str | None, Query()] = None,
+    conversation: Annotated[str | None, Query(pattern=TOKEN_PATTERN)] = None,
+    state: Annotated[Phase | None, Query()] = None,
+) -> Any:
+    """Newest first. `state=active`: every one that has not ended."""
+    views, after = await deps.history.executions(
+        who.tenant, limit=limit, after=decode_page(page), conversation=conversation, state=state
+    )
+    answer = ExecutionList(executions=views, next_page=encode_page(after))
+    return JSONResponse(answer.model_dump(mode="json", exclude_none=True))
+
+
+@router.get("/v1/executions/{execution}", response_model=ExecutionView)
+async def get_execution(execution: ExecutionId, who: Who, deps: With) -> Any:
+    """As the projection has it, with the target of the owner record where it owns its conversation."""
+    view = await deps.history.execution(who.tenant, execution)
+    if view is not None:
+        owner = await deps.runtime.owner(who.tenant, view.workspace, view.conversation)
+    else:
+        owner = await deps.runtime.owner_of_execution(who.tenant, execution)
+    target = None if owner is None else owner.target
+    if view is None and target is not None:
+        view = ExecutionView(
+            execution=execution,
+            conversation=target.conversation,
+            workspace=target.workspace,
+            response=target.response,
+            generation=target.execution_generation,
+            state="starting",
+        )
+    if view is None:
+        raise ProblemError(problem(Code.NOT_FOUND, "execution: there is none of this id"))
+    if target is not None and target.execution == execution:
+        view = view.model_copy(update={"target": target})
+    return JSONResponse(view.model_dump(mode="json", exclude_none=True))
+
+
+@router.get("/v1/executions/{execution}/items", response_model=ItemList)
+async def get_items(
+    execution: ExecutionId,
+    who: Who,
+    deps: With,
+    after: Annotated[int, Query(ge=-1, le=2**31 - 1)] = -1,
+    limit: Annotated[int, Query(ge=1, le=ITEMS_PAGE_MAX)] = LIMIT_DEFAULT,
+) -> Any:
+    found = await deps.history.items(who.tenant, execution, after=after, limit=limit)
+    if found is None:
+        raise ProblemError(problem(Code.NOT_FOUND, "execution: there is none of this id"))
+    return JSONResponse(found.model_dump(mode="json", exclude_none=True))
+
+
+@router.get("/v1/executions/{execution}/snapshot", response_model=ExecutionSnapshot)
+async def get_snapshot(execution: ExecutionId, who: Who, deps: With) -> Any:
+    """Of a living execution from its collector, else folded from the log, else from the projection's rows. Reading
+    wakes no sandbox."""
+    place = await deps.history.place(who.tenant, execution)
+    owner = None
+    if place is not None:
+        owner = await deps.runtime.owner(who.tenant, place.workspace, place.conversation)
+    else:
+        owner = await deps.runtime.owner_of_execution(who.tenant, execution)
+    target = owner.target if owner is not None and owner.target is not None else None
+    if target is not None and target.execution == execution:
+        place = place or Place(target.workspace, target.conversation, execution)
+        live = await _live(deps, target)
+        if live is not None:
+            return _snapshot_answer(who.tenant, place, "collector", live)
+    if place is None:
+        raise ProblemError(problem(Code.NOT_FOUND, "execution: there is none of this id"))
+    folded = await _folded(deps, who.tenant, place, target)
+    if folded is not None:
+        return _snapshot_answer(who.tenant, place, "log", folded)
+    return await _from_rows(deps, who.tenant, place, target)
+
+
+async def _live(deps: Deps, target: ExecutionTarget) -> Snapshot | None:
+    """The collector's own, if it is registered and can; None otherwise (an older peer is not asked)."""
+    registration = await deps.runtime.registration(target)
+    if registration is None or CAN_SNAPSHOT not in registration.capabilities:
+        return None
+    request = ControlRequest(control=new_id("ctl"), verb="snapshot", target=target)
+    reply = await deps.runtime.control(target.tenant, target.workspace, request)
+    value = None if reply.result is None else reply.result.get("snapshot", reply.result)
+    try:
+        return None if value is None else Snapshot.model_validate(value)
+    except ValidationError:
+        return None
+
+
+async def _folded(deps: Deps, tenant: str, place: Place, target: ExecutionTarget | None) -> Snapshot | None:
+    """The fold of the whole log; None where it is not whole or empty."""
+    stream = subjects.events_stream(tenant)
+    subject = subjects.event(tenant, place.workspace, place.conversation, place.execution)
+    fold = ExecutionFold()
+    after, stored_at_ns = 0, 0
+    while True:
+        batch = await deps.bus.read(stream, after, subject)
+        for stored in batch:
+            frame = decode(stored.subject, stored.sequence, stored.stored_at_ns, stored.data).content
+            if not isinstance(frame, Frame):
+                return None
+            if any(fold.apply(event) is Applied.HOLE for event in frame.events):
+                return None
+            after, stored_at_ns = stored.sequence, stored.stored_at_ns
+        if not batch:
+            break
+    if after == 0:
+        return None
+    mark = Watermark(ordinal=fold.applied, sequence=after, tag=tag_of(stored_at_ns))
+    return _taken(fold.freeze(), place, tenant, target, mark)
+
+
+async def _from_rows(deps: Deps, tenant: str, place: Place, target: ExecutionTarget | None) -> Any:
+    cursor = await deps.runtime.floor(tenant)
+    found = await deps.history.state(tenant, place.execution)
+    if found is None:
+        raise ProblemError(problem(Code.TARGET_UNKNOWN, "nothing of the execution is logged yet", retry_after_s=1.0))
+    mark = Watermark(ordinal=found[1].applied, sequence=cursor.sequence, tag=cursor.tag)
+    return _snapshot_answer(tenant, place, "projection", _taken(found[1], place, tenant, target, mark))
+
+
+def _taken(
+    state: ExecutionState, place: Place, tenant: str, target: ExecutionTarget | None, mark: Watermark
+) -> Snapshot:
+    if target is None or target.execution != place.execution:
+        try:
+            target = ExecutionTarget.model_validate(state.target or {})
+        except ValidationError:
+            target = ExecutionTarget(
+                tenant=tenant,
+                workspace=place.workspace,
+                conversation=place.conversation,
+                response="unknown",
+                response_generation=0,
+                execution=place.execution,
+                execution_generation=0,
+                sandbox="unknown",
+            )
+    at = state.ended_at or state.response_ended_at or state.started_at or 0
+    return take(target, state, mark, captured_at=at)
+
+
+def _snapshot_answer(tenant: str, place: Place, source: str, snapshot: Snapshot) -> JSONResponse:
+    mark = snapshot.watermark
+    cursor = Cursor(mark.sequence, tag=mark.tag) if mark.sequence else Cursor.beginning()
+    return JSONResponse(
+        {
+            "execution": place.execution,
+            "source": source,
+            "snapshot": snapshot.model_dump(mode="json", exclude_none=True),
+            "cursor": cursor.encode(tenant, place.conversation),
+        }
+    )
+
+
+@router.post("/v1/executions/{execution}/{verb}", response_model=ControlAnswer)
+async def control_execution(
+    execution: ExecutionId,
+    verb: Annotated[Literal["interrupt", "stop"], Path()],
+    request: Request,
+    who: Who,
+    deps: With,
+) -> Any:
+    """`interrupt` ends the turn, `stop` the process. The body may be left out."""
+    body = await body_of(request, ControlBody, optional=True)
+    control = control_id_of(request, body.control_id) or new_id("ctl")
+    target = await find_target(deps, who.tenant, execution, control)
+    return await send(deps, target, verb, control, {})
+
+
+@router.get("/v1/controls/{control}", response_model=ControlAnswer)
+async def get_control(
+    control: Annotated[str, Path(pattern=TOKEN_PATTERN)],
+    who: Who,
+    deps: With,
+    execution: Annotated[str | None, Query(pattern=TOKEN_PATTERN)] = None,
+) -> Any:
+    """What became of a control: the collector's word where the execution lives, else the log's."""
+    known = await deps.history.receipt(who.tenant, control, execution)
+    named = execution or (known[0] if known is not None else None)
+    if named is None or named == "_":
+        if known is None:
+            raise ProblemError(problem(Code.NOT_FOUND, "control: none of this id is known; name its execution"))
+        return answer_of(settled(Settled(known[0], known[1]), "", control), known[0])
+    target = await find_target(deps, who.tenant, named, control)
+    if isinstance(target, Settled):
+        return answer_of(settled(target, "", control), named)
+    asked = ControlRequest(control=control, verb="receipt", target=target, payload={"control": control})
+    reply = await deps.runtime.control(target.tenant, target.workspace, asked)
+    if reply.status == "unknown" and known is not None:
+        return answer_of(settled(Settled(known[0], known[1]), "", control), named)
+    return answer_of(reply, named)
+
+
+@router.get("/v1/sandboxes", response_model=SandboxList)
+async def list_sandboxes(who: Who, deps: With) -> Any:
+    views = []
+    for record, registration in await deps.runtime.sandboxes(who.tenant):
+        view = SandboxView(
+            workspace=record.workspace,
+            sandbox=record.sandbox,
+            state=record.state,
+            provider=record.provider,
+            connected=registration is not None,
+            updated_at=record.updated_at,
+        )
+        if registration is not None:
+            view = view.model_copy(
+                update={
+                    "boot": registration.boot,
+                    "capabilities": list(registration.capabilities),
+                    "agents": list(registration.agents),
+                    "executions": [one.model_dump(mode="json") for one in registration.executions],
+                    "executions_omitted": registration.executions_omitted,
+                    "version": registration.version,
+                }
+            )
+        views.append(view)
+    return SandboxList(sandboxes=views)

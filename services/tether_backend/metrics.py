@@ -1,0 +1,34 @@
+"""The backend's figures, in a registry of their own. Names say the unit."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+
+class Metrics:
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "tether_http_requests", "Answered requests", ["route", "method", "status"], registry=self.registry
+        )
+        self.request_s = Histogram(
+            "tether_http_request_seconds", "Time to the answer's start", ["route"], registry=self.registry
+        )
+        self.readers = Gauge("tether_sse_readers", "Open event streams", registry=self.registry)
+        self.cut = Counter("tether_sse_cut", "Readers that were cut for being slow", registry=self.registry)
+        self.sse_bytes = Counter("tether_sse_bytes", "Bytes written to event streams", registry=self.registry)
+        self.sse_writes = Counter("tether_sse_writes", "Writes to event streams", registry=self.registry)
+        self.feed_messages = Counter("tether_feed_messages", "Live messages taken", registry=self.registry)
+        self.feed_filled = Counter(
+            "tether_feed_filled", "Messages read from the log because no live copy came", registry=self.registry
+        )
+        self.feed_resets = Counter("tether_feed_resets", "Times the log was found changed", registry=self.registry)
+        self.batches = Counter("tether_projection_batches", "Committed batches", registry=self.registry)
+        self.projected = Counter("tether_projection_messages", "Projected messages", registry=self.registry)
+        self.holes = Counter("tether_projection_holes", "Holes filled from the log", registry=self.registry)
+        self.lost = Counter("tether_projection_gaps", "Gaps recorded", registry=self.registry)
+        self.unreadable = Counter("tether_projection_unreadable", "Undecodable messages", registry=self.registry)
+        self.lag = Gauge("tether_projection_pending", "Messages that wait", ["tenant"], registry=self.registry)
+
+    def render(self) -> bytes:
+        return generate_latest(self.registry)

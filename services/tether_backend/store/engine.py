@@ -1,0 +1,156 @@
+"""The database: engine, dialect's upsert, read and write transactions, migrations under a lock, the database's id.
+
+SQLite (the default) and PostgreSQL. A write transaction of SQLite begins IMMEDIATE, so that two writers queue instead
+of failing in the middle; readers go on beside it (WAL). A read transaction sees one state of the database throughout.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import secrets
+from collections.abc import AsyncIterator, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import sqlalchemy as sa
+from alembic import command
+from alembic.config import Config
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+
+from tether_backend.store import schema
+
+_MIGRATIONS: Final = Path(__file__).parent / "migrations"
+_DATABASE_ID: Final = "database_id"
+_ADVISORY_LOCK: Final = 7_308_321_905  # an arbitrary number of this product, for pg_advisory_lock
+_BUSY_MS: Final = 10_000  # a writer of SQLite waits so long for another
+_ROWS_MAX: Final = 200  # rows of one statement: SQLite bounds the number of parameters
+
+
+class Database:
+    """An open, migrated database. `id` was drawn when it was first migrated and travels with every copy of it."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self.engine = engine
+        self.id = ""
+        self._postgres = engine.dialect.name == "postgresql"
+
+    @contextlib.asynccontextmanager
+    async def write(self) -> AsyncIterator[AsyncConnection]:
+        """One transaction: committed where the block ends, rolled back where it raises."""
+        async with self.engine.execution_options(tether_write=True).begin() as connection:
+            yield connection
+
+    @contextlib.asynccontextmanager
+    async def read(self) -> AsyncIterator[AsyncConnection]:
+        async with self.engine.connect() as connection:
+            if self._postgres:
+                await connection.execution_options(isolation_level="REPEATABLE READ")
+            yield connection
+
+    async def upsert(
+        self, connection: AsyncConnection, table: sa.Table, rows: Sequence[dict[str, Any]], *, replace: bool = True
+    ) -> None:
+        """Insert rows; on the same primary key replace the other columns, or keep what is there."""
+        insert: Any = postgresql.insert if self._postgres else sqlite.insert
+        keys = [column.name for column in table.primary_key]
+        for start in range(0, len(rows), _ROWS_MAX):
+            statement = insert(table).values(list(rows[start : start + _ROWS_MAX]))
+            if replace:
+                rest = {name: statement.excluded[name] for name in rows[start] if name not in keys}
+                statement = statement.on_conflict_do_update(index_elements=keys, set_=rest)
+            else:
+                statement = statement.on_conflict_do_nothing(index_elements=keys)
+            await connection.execute(statement)
+
+    async def alive(self) -> bool:
+        try:
+            async with self.read() as connection:
+                await connection.execute(sa.select(sa.literal(1)))
+        except (SQLAlchemyError, OSError):
+            return False
+        return True
+
+    async def close(self) -> None:
+        await self.engine.dispose()
+
+
+def _configure_sqlite(engine: AsyncEngine) -> None:
+    @sa.event.listens_for(engine.sync_engine, "connect")
+    def connected(connection: Any, _: object) -> None:
+        connection.isolation_level = None  # we say BEGIN ourselves
+        cursor = connection.cursor()
+        cursor.execute("PRAGMA journal_mode=WAL")
+        cursor.execute("PRAGMA synchronous=NORMAL")
+        cursor.execute(f"PRAGMA busy_timeout={_BUSY_MS}")
+        cursor.close()
+
+    @sa.event.listens_for(engine.sync_engine, "begin")
+    def begin(connection: sa.Connection) -> None:
+        write = connection.get_execution_options().get("tether_write", False)
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
+
+
+@contextlib.contextmanager
+def _file_lock(path: Path) -> Iterator[None]:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _migrate(connection: sa.Connection) -> None:
+    config = Config()
+    config.set_main_option("script_location", str(_MIGRATIONS))
+    config.attributes["connection"] = connection
+    if connection.dialect.name == "postgresql":
+        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_ADVISORY_LOCK)))
+    command.upgrade(config, "head")
+
+
+async def _identify(database: Database) -> str:
+    async with database.write() as connection:
+        row = {"key": _DATABASE_ID, "value": f"db{secrets.token_hex(10)}"}
+        await database.upsert(connection, schema.meta, [row], replace=False)
+        found = await connection.scalar(sa.select(schema.meta.c.value).where(schema.meta.c.key == _DATABASE_ID))
+    assert found is not None
+    return str(found)
+
+
+async def open_database(url: str) -> Database:
+    """Open, migrate to the newest schema (one process at a time) and identify. Raises SQLAlchemyError, OSError."""
+    parsed = make_url(url)
+    file = parsed.database if parsed.get_backend_name() == "sqlite" else None
+    if file:
+        Path(file).parent.mkdir(parents=True, exist_ok=True)
+    engine = create_async_engine(parsed, pool_pre_ping=not file)
+    if parsed.get_backend_name() == "sqlite":
+        _configure_sqlite(engine)
+    database = Database(engine)
+    try:
+        if file:
+            lock = _file_lock(Path(f"{file}.migrate.lock"))
+            await asyncio.to_thread(lock.__enter__)
+            try:
+                await _upgrade(database)
+            finally:
+                lock.__exit__(None, None, None)
+        else:
+            await _upgrade(database)
+        database.id = await _identify(database)
+    except BaseException:
+        await database.close()
+        raise
+    return database
+
+
+async def _upgrade(database: Database) -> None:
+    async with database.write() as connection:
+        await connection.run_sync(_migrate)

@@ -1,0 +1,447 @@
+"""Writing the projection: one transaction per batch of log messages. Rows change by `core.projection`.
+
+In the transaction, in this order: bump the batch number (somebody else's bump means another projector is at work: give
+up), lock the conversations' and executions' rows, trim what they contain, fill holes from the log, write.
+
+Executions are put in order by their ordinals. Conversation-level events form no chain, so each time one is delivered
+its subject is read from the log from where this process knows it, and what is new (by id) is applied in order of the
+log: a redelivery in another order changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+import sqlalchemy as sa
+import structlog
+from pydantic import ValidationError
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from tether import events as ev
+from tether import subjects
+from tether.events import ConversationEvent
+from tether.fold import ExecutionState
+from tether.frames import Frame
+from tether.ports import Bus
+from tether.subjects import EventAddress
+from tether_backend.core.projection import Builder, ExecutionChange
+from tether_backend.core.stream import LogMessage, decode
+from tether_backend.metrics import Metrics
+from tether_backend.store import schema
+from tether_backend.store.engine import Database
+
+_log = structlog.get_logger("tether.projection")
+_BUILDERS_MAX: Final = 512  # executions kept folded in memory
+_POSITIONS_MAX: Final = 4096  # conversations whose place in the log is remembered
+_ENTRY_ID_MAX: Final = 256
+
+
+class SupersededError(Exception):
+    """The batch number is not the one expected: another projector writes to this database."""
+
+
+class ProjectionWriter:
+    """One tenant's (and shard's) rows. One instance writes at a time; a failed batch forgets what it had in memory."""
+
+    def __init__(self, bus: Bus, database: Database, tenant: str, shard: int, metrics: Metrics) -> None:
+        self._bus = bus
+        self._database = database
+        self._tenant = tenant
+        self._shard = shard
+        self._metrics = metrics
+        self._stream = subjects.events_stream(tenant)
+        self._builders: OrderedDict[str, Builder] = OrderedDict()
+        # conversation → `_` is applied up to this sequence, stored at this time (a new stream uses sequences again)
+        self._sequences: OrderedDict[str, tuple[int, int]] = OrderedDict()
+
+    async def number(self) -> int:
+        """The last committed batch's number; 0 where there is none."""
+        table = schema.projections
+        async with self._database.read() as connection:
+            found = await connection.scalar(
+                sa.select(table.c.number).where(table.c.tenant == self._tenant, table.c.shard == self._shard)
+            )
+        return int(found or 0)
+
+    async def renumber(self, number: int) -> None:
+        """Take a number, after an older copy of the database was found: the bucket's is not to be fallen behind."""
+        async with self._database.write() as connection:
+            row = {"tenant": self._tenant, "shard": self._shard, "number": number}
+            await self._database.upsert(connection, schema.projections, [row])
+
+    def forget(self) -> None:
+        """Drop what is kept in memory: the log may have changed, or a batch was not committed."""
+        self._builders.clear()
+        self._sequences.clear()
+
+    async def commit(self, number: int, messages: Sequence[LogMessage]) -> None:
+        """Apply a batch as batch `number`. All or nothing. Raises SupersededError, SQLAlchemyError, BusError."""
+        try:
+            async with self._database.write() as connection:
+                await self._bump(connection, number)
+                await self._conversations(connection, [one for one in messages if one.address.conversation_level])
+                await self._executions(connection, [one for one in messages if not one.address.conversation_level])
+        except BaseException:
+            self.forget()
+            raise
+        while len(self._builders) > _BUILDERS_MAX:
+            self._builders.popitem(last=False)
+        while len(self._sequences) > _POSITIONS_MAX:
+            self._sequences.popitem(last=False)
+
+    async def _bump(self, connection: AsyncConnection, number: int) -> None:
+        table = schema.projections
+        row = {"tenant": self._tenant, "shard": self._shard, "number": 0}
+        await self._database.upsert(connection, table, [row], replace=False)
+        mine = (table.c.tenant == self._tenant) & (table.c.shard == self._shard)
+        result = await connection.execute(
+            sa.update(table).where(mine, table.c.number == number - 1).values(number=number)
+        )
+        if result.rowcount != 1:
+            raise SupersededError(f"batch {number} of {self._tenant}/{self._shard}")
+
+    # --- executions ---
+
+    async def _executions(self, connection: AsyncConnection, messages: Sequence[LogMessage]) -> None:
+        by_execution: dict[str, list[LogMessage]] = {}
+        for message in messages:
+            by_execution.setdefault(message.address.execution, []).append(message)
+        if not by_execution:
+            return
+        applied = await self._lock_executions(connection, by_execution)
+        changes = []
+        for execution, its in by_execution.items():
+            builder = await self._builder(connection, its[0].address, applied.get(execution))
+            await self._apply(builder, sorted(its, key=lambda one: one.sequence))
+            change = builder.changes()
+            if change is not None:
+                changes.append(change)
+        await self._write_executions(connection, changes)
+
+    async def _lock_executions(self, connection: AsyncConnection, names: Iterable[str]) -> dict[str, int]:
+        table = schema.executions
+        rows = await connection.execute(
+            sa.select(table.c.execution, table.c.applied)
+            .where(table.c.tenant == self._tenant, table.c.execution.in_(sorted(names)))
+            .with_for_update()
+        )
+        return {row.execution: row.applied for row in rows}
+
+    async def _builder(self, connection: AsyncConnection, address: EventAddress, applied: int | None) -> Builder:
+        """The execution as its rows have it: from memory where that is the same, else from the rows."""
+        known = self._builders.get(address.execution)
+        if known is not None and known.applied == (applied or 0):
+            self._builders.move_to_end(address.execution)
+            return known
+        builder = Builder(address) if applied is None else await self._load(connection, address)
+        self._builders[address.execution] = builder
+        return builder
+
+    async def _load(self, connection: AsyncConnection, address: EventAddress) -> Builder:
+        mine = schema.executions.c
+        head = await connection.scalar(
+            sa.select(mine.state).where(mine.tenant == self._tenant, mine.execution == address.execution)
+        )
+        its = schema.items.c
+        rows = await connection.execute(
+            sa.select(its.item, its.state)
+            .where(its.tenant == self._tenant, its.execution == address.execution)
+            .order_by(its.position)
+        )
+        found = [(row.item, row.state) for row in rows]
+        state = ExecutionState.model_validate({**(head or {}), "items": [item for _, item in found]})
+        return Builder.load(address, state, [key for key, _ in found])
+
+    async def _apply(self, builder: Builder, messages: Sequence[LogMessage]) -> None:
+        for message in messages:
+            frame = message.content
+            if not isinstance(frame, Frame):
+                self._metrics.unreadable.inc()
+                _log.error("projection_unreadable", subject=message.address.subject, sequence=message.sequence)
+                continue
+            if not builder.apply(frame):
+                await self._fill(builder, message)
+                if not builder.apply(frame):
+                    _log.warning("projection_gap", subject=message.address.subject, ordinal=builder.applied + 1)
+                    self._metrics.lost.inc()
+                    builder.skip_to(frame.first, "retention_gap")
+                    builder.apply(frame)
+
+    async def _fill(self, builder: Builder, message: LogMessage) -> None:
+        """Ordinals before this message's are missing: take them from the log, as far as it has them."""
+        self._metrics.holes.inc()
+        after = 0
+        while True:
+            batch = await self._bus.read(self._stream, after, message.address.subject)
+            for stored in batch:
+                after = stored.sequence
+                if after >= message.sequence:
+                    return
+                frame = decode(stored.subject, stored.sequence, stored.stored_at_ns, stored.data).content
+                if isinstance(frame, Frame) and not builder.apply(frame):
+                    builder.skip_to(frame.first, "retention_gap")
+                    self._metrics.lost.inc()
+                    builder.apply(frame)
+            if not batch:
+                return
+
+    async def _write_executions(self, connection: AsyncConnection, changes: Sequence[ExecutionChange]) -> None:
+        if not changes:
+            return
+        await self._touch_conversations(connection, {one.address.conversation: one for one in changes})
+        rows = [_execution_row(change) for change in changes]
+        await self._database.upsert(connection, schema.executions, rows)
+        items = [
+            {
+                "tenant": change.address.tenant,
+                "execution": change.address.execution,
+                "position": item.position,
+                "conversation": change.address.conversation,
+                "item": item.key,
+                "kind": item.kind,
+                "status": item.status,
+                "state": item.state,
+            }
+            for change in changes
+            for item in change.items
+        ]
+        await self._database.upsert(connection, schema.items, items)
+        usage = [_usage_row(change.address, one) for change in changes for one in change.usage]
+        await self._database.upsert(connection, schema.usage, [one for one in usage if one], replace=False)
+        receipts = [_receipt_row(change.address, one, one["at"]) for change in changes for one in change.receipts]
+        await self._upsert_receipts(connection, receipts)
+
+    async def _upsert_receipts(self, connection: AsyncConnection, rows: Sequence[dict[str, Any] | None]) -> None:
+        # One statement may not touch a row twice: of one control the last receipt counts.
+        last = {(row["conversation"], row["control"]): row for row in rows if row is not None}
+        await self._database.upsert(connection, schema.receipts, list(last.values()))
+
+    async def _touch_conversations(self, connection: AsyncConnection, changes: dict[str, ExecutionChange]) -> None:
+        for name, change in changes.items():
+            await self._conversation(connection, name, change.address.workspace, change.at)
+
+    async def _conversation(self, connection: AsyncConnection, name: str, workspace: str, at: int) -> tuple[int, int]:
+        """Create or touch a conversation's row, locked; (next place, messages)."""
+        table = schema.conversations
+        row = {
+            "tenant": self._tenant,
+            "conversation": name,
+            "workspace": workspace,
+            "created_at": at,
+            "updated_at": at,
+            "next_place": 1,
+            "messages": 0,
+        }
+        await self._database.upsert(connection, table, [row], replace=False)
+        mine = (table.c.tenant == self._tenant) & (table.c.conversation == name)
+        found = (await connection.execute(sa.select(table).where(mine).with_for_update())).one()
+        if at > found.updated_at:
+            await connection.execute(sa.update(table).where(mine).values(updated_at=at))
+        return found.next_place, found.messages
+
+    # --- conversation-level events ---
+
+    async def _conversations(self, connection: AsyncConnection, messages: Sequence[LogMessage]) -> None:
+        by_conversation: dict[str, list[LogMessage]] = {}
+        for message in messages:
+            by_conversation.setdefault(message.address.conversation, []).append(message)
+        for its in by_conversation.values():
+            await self._entries(connection, its)
+
+    async def _entries(self, connection: AsyncConnection, delivered: Sequence[LogMessage]) -> None:
+        address = delivered[0].address
+        newest = max(delivered, key=lambda message: message.sequence)
+        target = newest.sequence
+        known, known_at_ns = self._sequences.get(address.conversation, (0, 0))
+        if any(one.sequence <= known and one.stored_at_ns > known_at_ns for one in delivered):
+            known = 0  # younger, at an older place: the log was made anew or put back
+        if known >= target:
+            return
+        messages = {message.sequence: message for message in delivered if message.sequence > known}
+        after = known
+        while after < target:
+            batch = await self._bus.read(self._stream, after, address.subject)
+            for stored in batch:
+                if stored.sequence <= target:
+                    messages[stored.sequence] = decode(
+                        stored.subject, stored.sequence, stored.stored_at_ns, stored.data
+                    )
+            if not batch:
+                break
+            after = batch[-1].sequence
+        ordered = [messages[sequence].content for sequence in sorted(messages)]
+        readable = [event for event in ordered if isinstance(event, ConversationEvent)]
+        self._metrics.unreadable.inc(len(ordered) - len(readable))
+        await self._write_entries(connection, address, readable)
+        self._sequences[address.conversation] = (target, newest.stored_at_ns)
+        self._sequences.move_to_end(address.conversation)
+
+    async def _write_entries(
+        self, connection: AsyncConnection, address: EventAddress, events: Sequence[ConversationEvent]
+    ) -> None:
+        ids = {_entry_id(event) for event in events}
+        table = schema.entries
+        seen = set(
+            await connection.scalars(
+                sa.select(table.c.id).where(
+                    table.c.tenant == self._tenant,
+                    table.c.conversation == address.conversation,
+                    table.c.id.in_(sorted(ids)),
+                )
+            )
+        )
+        fresh = []
+        for event in events:
+            if _entry_id(event) not in seen:
+                seen.add(_entry_id(event))
+                fresh.append(event)
+        if not fresh:
+            return
+        at = max(event.at for event in fresh)
+        place, count = await self._conversation(connection, address.conversation, address.workspace, at)
+        rows = []
+        for event in fresh:
+            rows.append(
+                {
+                    "tenant": self._tenant,
+                    "conversation": address.conversation,
+                    "id": _entry_id(event),
+                    "place": place,
+                    "type": event.type[:64],
+                    "at": event.at,
+                    "body": event.body,
+                }
+            )
+            await self._fold(connection, address, event, place)
+            place += 1
+            count += event.type == ev.PROMPT_ADMITTED
+        await self._database.upsert(connection, table, rows, replace=False)
+        mine = schema.conversations.c
+        await connection.execute(
+            sa.update(schema.conversations)
+            .where(mine.tenant == self._tenant, mine.conversation == address.conversation)
+            .values(next_place=place, messages=count)
+        )
+
+    async def _fold(
+        self, connection: AsyncConnection, address: EventAddress, event: ConversationEvent, place: int
+    ) -> None:
+        """One event into `responses` and `receipts`, as `tether.fold.ConversationFold` does it."""
+        try:
+            body = ev.body_of(event)
+        except ValidationError as error:
+            _log.error("projection_bad_body", subject=address.subject, id=event.id, problems=error.error_count())
+            return
+        base = {"tenant": self._tenant, "conversation": address.conversation}
+        match body:
+            case ev.ResponseCreated():
+                row = {
+                    **base,
+                    "response": body.response,
+                    "request": body.request,
+                    "place": place,
+                    "generation": body.response_generation,
+                    "execution": body.execution,
+                    "agent": body.agent,
+                    "at": event.at,
+                    "state": "created",
+                    "error": None,
+                    "superseded_by": None,
+                }
+                await self._database.upsert(connection, schema.responses, [row])
+            case ev.ResponseFailed():
+                await self._failed(connection, base, body, event.at, place)
+            case ev.ResponseSuperseded():
+                table = schema.responses.c
+                await connection.execute(
+                    sa.update(schema.responses)
+                    .where(
+                        table.tenant == self._tenant,
+                        table.conversation == address.conversation,
+                        table.response == body.response,
+                    )
+                    .values(state="superseded", superseded_by=body.by)
+                )
+            case ev.ControlReceipt():
+                await self._upsert_receipts(connection, [_receipt_row(address, dict(event.body), event.at)])
+            case _:
+                pass
+
+    async def _failed(
+        self, connection: AsyncConnection, base: dict[str, Any], body: ev.ResponseFailed, at: int, place: int
+    ) -> None:
+        error = {"code": body.code, "detail": body.detail, "retryable": body.retryable}
+        response = body.response or f"{body.request}/failed"
+        table = schema.responses.c
+        result = await connection.execute(
+            sa.update(schema.responses)
+            .where(
+                table.tenant == base["tenant"],
+                table.conversation == base["conversation"],
+                table.response == response,
+            )
+            .values(state="failed", error=error)
+        )
+        if result.rowcount == 0:
+            row = {
+                **base,
+                "response": response,
+                "request": body.request,
+                "place": place,
+                "generation": 0,
+                "execution": None,
+                "agent": None,
+                "at": at,
+                "state": "failed",
+                "error": error,
+                "superseded_by": None,
+            }
+            await self._database.upsert(connection, schema.responses, [row])
+
+
+def _entry_id(event: ConversationEvent) -> str:
+    return event.id[:_ENTRY_ID_MAX]
+
+
+def _execution_row(change: ExecutionChange) -> dict[str, Any]:
+    return {
+        "tenant": change.address.tenant,
+        "execution": change.address.execution,
+        "conversation": change.address.conversation,
+        "workspace": change.address.workspace,
+        "applied": change.head.applied,
+        "phase": change.head.phase,
+        "items": change.items_total,
+        "updated_at": change.at,
+        "state": change.head.model_dump(mode="json", exclude={"items"}, exclude_none=True),
+    }
+
+
+def _usage_row(address: EventAddress, body: dict[str, Any]) -> dict[str, Any] | None:
+    try:
+        usage = ev.Usage.model_validate(body)
+    except ValidationError:
+        return None
+    return {
+        "tenant": address.tenant,
+        "execution": address.execution,
+        "conversation": address.conversation,
+        **usage.model_dump(),
+    }
+
+
+def _receipt_row(address: EventAddress, body: dict[str, Any], at: int) -> dict[str, Any] | None:
+    try:
+        receipt = ev.ControlReceipt.model_validate(body)
+    except ValidationError:
+        return None
+    return {
+        "tenant": address.tenant,
+        "conversation": address.conversation,
+        "control": receipt.control[:64],
+        "execution": address.execution,
+        "at": at,
+        "body": receipt.model_dump(exclude_none=True),
+    }

@@ -1,0 +1,162 @@
+"""One delivery of a prompt, performed: `core.admission` decides, this does it and hands back what came of it.
+
+Every failure of the bus becomes `Unreachable`: the delivery ends in a wait, and the next one begins at the top.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, assert_never
+
+import structlog
+
+from tether import subjects
+from tether.control import ControlReply, ControlRequest
+from tether.errors import BusError, InvalidError, NoReplyError, UndecidedError
+from tether.kv import Conflict
+from tether.limits import CONTROL_REPLY_S, EXECUTION_TOKEN_CONVERSATION
+from tether.ports import Bus
+from tether.prompt import Prompt
+from tether.subjects import EventAddress
+from tether_router.core import steps
+from tether_router.core.admission import Admission, decide
+from tether_router.core.facts import ExecutionFacts
+from tether_router.core.interjection import UNANSWERED, judge
+from tether_router.core.steps import Ack, Effect, Input, Wait
+from tether_router.log import Log
+from tether_router.records import Records
+
+STEPS_MAX: Final = 200  # of one delivery; a healthy one takes about 20
+COMMAND_ATTEMPTS_MAX: Final = 5
+
+Clock = Callable[[], int]  # unix milliseconds
+
+_log = structlog.get_logger("tether.router")
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How a delivery ended: settled (ack it) or to wait, and with what the machine ended."""
+
+    end: Ack | Wait
+    state: Admission
+
+
+class Admitter:
+    """Takes prompts through admission. Holds nothing of them between deliveries."""
+
+    def __init__(self, bus: Bus, log: Log, records: Records, clock: Clock) -> None:
+        self._bus = bus
+        self._log = log
+        self._records = records
+        self._clock = clock
+
+    async def admit(self, prompt: Prompt, *, sequence: int, stored_at_ns: int, actor: str) -> Verdict:
+        """`actor` must be of this delivery alone. Raises nothing that the bus or a stored value may cause."""
+        state = Admission(prompt, sequence, stored_at_ns, actor, self._clock())
+        event: Input = steps.Begin()
+        for _ in range(STEPS_MAX):
+            state, effects = decide(state, event)
+            for effect in effects:
+                if isinstance(effect, Ack | Wait):
+                    return Verdict(effect, state)
+                try:
+                    event = await self._perform(state, effect)
+                except (BusError, InvalidError, Conflict) as error:
+                    # Conflict: a write of the bucket that this port raced, told nowhere else.
+                    _log.warning("admission_step_failed", step=state.phase, error=str(error), **_identity(prompt))
+                    event = steps.Unreachable(str(error))
+        return Verdict(Wait("the admission does not come to an end", changed=False), state)
+
+    async def _perform(self, state: Admission, effect: Effect) -> Input:
+        match effect:
+            case steps.ReadOldest(subject=subject):
+                oldest = await self._bus.next_after(subjects.PROMPTS_STREAM, 0, subject)
+                return steps.OldestRead(None if oldest is None else oldest.sequence)
+            case steps.ReadRequest(key=key):
+                return await self._request(key)
+            case steps.WriteRequest(key=key, record=request, revision=revision, op=op):
+                written = await self._records.write_request(key, request, revision, op)
+                return await self._request(key) if written is None else steps.RequestWritten(written)
+            case steps.Bind(key=key, workspace=workspace):
+                return steps.Bound(await self._records.bind(key, workspace, f"{state.actor}/bind"))
+            case steps.Observe():
+                return await self._observe(state, effect)
+            case steps.WriteOwner(key=key, record=record, revision=revision, op=op):
+                written = await self._records.write_owner(key, record, revision, op)
+                return steps.OwnerLost() if written is None else steps.OwnerWritten(written)
+            case steps.AppendEvent(event=event, base=base):
+                stored = await self._log.append(conversation_address(state.prompt), event, base)
+                return steps.Overtaken() if stored is None else steps.EventStored(stored)
+            case steps.PublishCommand():
+                return await self._command(effect)
+            case steps.SendControl(request=request_control):
+                return await self._control(state, request_control, asked=False)
+            case steps.AskReceipt(request=request_control):
+                return await self._control(state, request_control, asked=True)
+            case Ack() | Wait():
+                raise AssertionError("the delivery has ended")
+            case _:
+                assert_never(effect)
+
+    async def _request(self, key: str) -> steps.RequestRead:
+        entry = await self._records.request(key)
+        return steps.RequestRead(entry.record, entry.revision)
+
+    async def _observe(self, state: Admission, effect: steps.Observe) -> steps.Observation:
+        prompt = state.prompt
+        entry = await self._records.owner(effect.key)
+        record = entry.record
+        view = await self._log.conversation(conversation_address(prompt), record.log_base)
+        facts = previous = own = None
+        if record.target is not None:
+            facts = await self._execution(prompt, record.target.execution)
+        elif state.resumed and record.tombstones:
+            previous = await self._execution(prompt, record.tombstones[-1].execution)
+        if record.target is None or record.target.execution != effect.own_execution:
+            own = await self._execution(prompt, effect.own_execution)
+        return steps.Observation(record, entry.revision, view, facts, previous, own)
+
+    async def _execution(self, prompt: Prompt, execution: str) -> ExecutionFacts:
+        return await self._log.execution(EventAddress(prompt.tenant, prompt.workspace, prompt.conversation, execution))
+
+    async def _command(self, effect: steps.PublishCommand) -> steps.CommandStored:
+        command = effect.command
+        subject = subjects.command(command.target.tenant, command.target.workspace)
+        data = command.encode()
+        for attempt in range(COMMAND_ATTEMPTS_MAX):
+            try:
+                await self._bus.publish(subject, data, msg_id=command.control)
+                break
+            except UndecidedError:
+                if attempt + 1 == COMMAND_ATTEMPTS_MAX:
+                    raise
+        return steps.CommandStored()
+
+    async def _control(self, state: Admission, request: ControlRequest, *, asked: bool) -> steps.ControlAnswered:
+        prompt = state.prompt
+        subject = subjects.control(prompt.tenant, prompt.workspace, request.verb)
+        data = request.model_dump_json(exclude_none=True).encode()
+        try:
+            answer = await self._bus.request(subject, data, timeout_s=CONTROL_REPLY_S)
+        except NoReplyError as error:
+            _log.info("control_unanswered", verb=request.verb, control=request.control, error=str(error))
+            return steps.ControlAnswered(UNANSWERED)
+        try:
+            reply = ControlReply.model_validate_json(answer.data)
+        except ValueError:
+            _log.warning("control_reply_unreadable", verb=request.verb, control=request.control)
+            return steps.ControlAnswered(UNANSWERED)
+        if reply.control != request.control:
+            _log.warning("control_reply_of_another", verb=request.verb, control=request.control)
+            return steps.ControlAnswered(UNANSWERED)
+        return steps.ControlAnswered(judge(reply, asked=asked, forced=prompt.mode == "interject"))
+
+
+def conversation_address(prompt: Prompt) -> EventAddress:
+    return EventAddress(prompt.tenant, prompt.workspace, prompt.conversation, EXECUTION_TOKEN_CONVERSATION)
+
+
+def _identity(prompt: Prompt) -> dict[str, str]:
+    return {"tenant": prompt.tenant, "conversation": prompt.conversation, "request": prompt.request_id}

@@ -1,0 +1,35 @@
+"""Configuration of a router, from the environment, once."""
+
+from __future__ import annotations
+
+from pydantic import Field, field_validator
+
+from tether.errors import InvalidError
+from tether.ids import check_token
+from tether.limits import EVENTS_MAX_AGE_S, EVENTS_MAX_BYTES, MIB, OWNER_SWEEP_S
+from tether.settings import ServiceSettings
+
+
+class RouterSettings(ServiceSettings):
+    """What a router reads. It makes the tenants' streams, so their retention is its to configure."""
+
+    router_sweep_s: float = Field(
+        default=OWNER_SWEEP_S, ge=2, le=OWNER_SWEEP_S, description="between two looks at the owner records, seconds"
+    )
+    events_max_bytes: int = Field(
+        default=EVENTS_MAX_BYTES, ge=16 * MIB, description="of each tenant's log; JetStream reserves it"
+    )
+    events_max_age_s: int = Field(default=EVENTS_MAX_AGE_S, ge=60, description="of each tenant's log, seconds")
+
+    @field_validator("tenants")
+    @classmethod
+    def _names(cls, tenants: str) -> str:
+        names = [name.strip() for name in tenants.split(",") if name.strip()]
+        if not names:
+            raise ValueError("must name at least one tenant")
+        for name in names:
+            try:
+                check_token(name, "tenant")
+            except InvalidError as error:
+                raise ValueError(f"each tenant {error.remedy}") from None
+        return tenants

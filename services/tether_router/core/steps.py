@@ -1,0 +1,220 @@
+"""Inputs and effects of an admission: what the machine learns, and what it wants done."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tether.control import ControlRequest, StartCommand
+from tether.events import ConversationEvent
+from tether.owner import OwnerRecord
+from tether.prompt import RequestRecord
+from tether_router.core.facts import ConversationView, ExecutionFacts, Position
+from tether_router.core.interjection import Verdict
+
+# --- inputs ---
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """A delivery of the prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class OldestRead:
+    """The oldest stored prompt of the subject, from the stream's leader; None where the subject is empty."""
+
+    sequence: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRead:
+    """`tether_requests`; revision 0 where there is no record. Also after a lost compare-and-set."""
+
+    record: RequestRecord | None
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class RequestWritten:
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """The workspace that `tether_conversations` has for the conversation, now or since long."""
+
+    workspace: str
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """The owner record and what the log says by now.
+
+    `facts`: of the execution that owns the conversation. `previous`: of the last one that ended, where none owns it.
+    `own`: of the execution that this request's attempt would be or is, where the record does not name it.
+    """
+
+    record: OwnerRecord
+    revision: int
+    view: ConversationView
+    facts: ExecutionFacts | None
+    previous: ExecutionFacts | None
+    own: ExecutionFacts | None
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerWritten:
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerLost:
+    """Compare-and-set on the owner record lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class EventStored:
+    position: Position
+
+
+@dataclass(frozen=True, slots=True)
+class Overtaken:
+    """A later generation stands on `_`: the record that this admission goes by is not the newest. Nothing written."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommandStored:
+    """The command's own ack was seen."""
+
+
+@dataclass(frozen=True, slots=True)
+class ControlAnswered:
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Unreachable:
+    """The bus could not do an effect, or what it did is not known."""
+
+    reason: str
+
+
+Input = (
+    Begin
+    | OldestRead
+    | RequestRead
+    | RequestWritten
+    | Bound
+    | Observation
+    | OwnerWritten
+    | OwnerLost
+    | EventStored
+    | Overtaken
+    | CommandStored
+    | ControlAnswered
+    | Unreachable
+)
+
+# --- effects; each but the last three answers with one of the inputs above ---
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOldest:
+    subject: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRequest:
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class WriteRequest:
+    """Compare-and-set; revision 0 creates."""
+
+    key: str
+    record: RequestRecord
+    revision: int
+    op: str
+
+
+@dataclass(frozen=True, slots=True)
+class Bind:
+    """Create-only: the conversation's workspace, or which one it has."""
+
+    key: str
+    workspace: str
+
+
+@dataclass(frozen=True, slots=True)
+class Observe:
+    """Read the owner record, then the log."""
+
+    key: str
+    own_execution: str
+
+
+@dataclass(frozen=True, slots=True)
+class WriteOwner:
+    """Compare-and-set; revision 0 creates."""
+
+    key: str
+    record: OwnerRecord
+    revision: int
+    op: str
+
+
+@dataclass(frozen=True, slots=True)
+class AppendEvent:
+    """One event on `_`, by compare-and-set from sequence `base`; its id is not on the subject up to there."""
+
+    event: ConversationEvent
+    base: int
+
+
+@dataclass(frozen=True, slots=True)
+class PublishCommand:
+    command: StartCommand
+
+
+@dataclass(frozen=True, slots=True)
+class SendControl:
+    request: ControlRequest
+
+
+@dataclass(frozen=True, slots=True)
+class AskReceipt:
+    request: ControlRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """The prompt is settled. `outcome` for whoever watches; the record of it is in `tether_requests`."""
+
+    outcome: str
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Not now: hold the prompt or give it back with a delay. `changed`: what happens in the conversation may end the
+    wait early; otherwise only time helps. `behind`: an older prompt has to be settled first."""
+
+    reason: str
+    changed: bool = True
+    behind: bool = False
+
+
+Effect = (
+    ReadOldest
+    | ReadRequest
+    | WriteRequest
+    | Bind
+    | Observe
+    | WriteOwner
+    | AppendEvent
+    | PublishCommand
+    | SendControl
+    | AskReceipt
+    | Ack
+    | Wait
+)

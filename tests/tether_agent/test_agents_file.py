@@ -1,0 +1,86 @@
+"""The agents file: commands, and keys that are told by where they come from, never by value."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+
+import pytest
+
+from tether_agent import agents
+from tether_agent.agents import AgentsFileError
+
+
+def written(path: Path, text: str, mode: int = 0o600) -> Path:
+    path.write_text(text)
+    path.chmod(mode)
+    return path
+
+
+def test_keys_come_from_the_environment_and_from_a_closed_file_and_the_file_wins(tmp_path: Path) -> None:
+    keys = written(tmp_path / "keys.env", "# mine\nexport ANTHROPIC_API_KEY='sk-file'\nOTHER=a=b\n")
+    file = written(
+        tmp_path / "agents.toml",
+        f"""
+        [agents.claude]
+        command = ["/opt/claude"]
+        env_from = ["ANTHROPIC_API_KEY", "ABSENT"]
+        key_file = "{keys}"
+        env = {{ CLAUDE_CODE_MAX_RETRIES = "2" }}
+        """,
+    )
+    found = agents.environment(agents.load(file), {"ANTHROPIC_API_KEY": "sk-env", "UNASKED": "x"})
+    assert found.variables["claude"] == {
+        "CLAUDE_CODE_MAX_RETRIES": "2",
+        "ANTHROPIC_API_KEY": "sk-file",
+        "OTHER": "a=b",
+    }
+    assert found.sources["claude"] == f"ANTHROPIC_API_KEY, OTHER of {keys}"
+    assert found.missing["claude"] == ("ABSENT",)
+    assert "sk-" not in repr(found)
+
+
+def test_the_environment_is_named_as_the_source_where_it_is(tmp_path: Path) -> None:
+    file = written(tmp_path / "a.toml", '[agents.claude]\ncommand=["c"]\nenv_from=["ANTHROPIC_API_KEY"]\n')
+    found = agents.environment(agents.load(file), {"ANTHROPIC_API_KEY": "sk-env"})
+    assert found.sources == {"claude": "ANTHROPIC_API_KEY of the agent service's environment"}
+
+
+def test_a_key_file_that_others_may_read_is_refused(tmp_path: Path) -> None:
+    keys = written(tmp_path / "keys.env", "A=b\n", mode=0o644)
+    file = written(tmp_path / "agents.toml", f'[agents.claude]\ncommand = ["c"]\nkey_file = "{keys}"\n')
+    with pytest.raises(AgentsFileError, match="chmod 600"):
+        agents.environment(agents.load(file), {})
+
+
+def test_a_key_file_that_is_no_key_file_is_refused_without_showing_it(tmp_path: Path) -> None:
+    keys = written(tmp_path / "keys.env", "A=b\nsk-secret-key\n")
+    file = written(tmp_path / "agents.toml", f'[agents.claude]\ncommand = ["c"]\nkey_file = "{keys}"\n')
+    with pytest.raises(AgentsFileError) as refused:
+        agents.environment(agents.load(file), {})
+    assert "line 2" in str(refused.value)
+    assert "sk-secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("[agents.claude]\ncommand = []\n", "agents.claude.command"),
+        ("[agents.claude]\n", "agents.claude.command"),
+        ('[agents."../x"]\ncommand = ["c"]\n', "agents"),
+        ('[agents.claude]\ncommand = ["c"]\nkey = "sk"\n', "agents.claude.key"),
+        ('[agents.claude]\ncommand = ["c"]\nenv_from = ["A=B"]\n', "agents.claude.env_from"),
+        ("[agents.claude\n", "not TOML"),
+    ],
+)
+def test_a_wrong_agents_file_names_the_place(tmp_path: Path, text: str, named: str) -> None:
+    with pytest.raises(AgentsFileError, match=named):
+        agents.load(written(tmp_path / "agents.toml", text))
+
+
+def test_the_file_for_the_collector_is_closed_to_others(tmp_path: Path) -> None:
+    found = agents.Environment({"claude": {"K": "v"}}, {}, {})
+    agents.write_environment(tmp_path / "env.json", found)
+    assert stat.S_IMODE((tmp_path / "env.json").stat().st_mode) == 0o600
+    assert json.loads((tmp_path / "env.json").read_text()) == {"claude": {"K": "v"}}

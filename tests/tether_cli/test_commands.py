@@ -1,0 +1,282 @@
+"""`tether up`, `down`, `doctor`, `topology`, `nats-context`, `version` as a user types them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support_set import Http, collector_of, eventually, processes_of
+from tether_agent.providers import procfs
+from tether_cli import processes, state
+from tether_cli.state import SetState
+
+pytestmark = pytest.mark.timeout(180)
+
+
+def tether(*arguments: str, data: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "tether_cli", *arguments],
+        env={**os.environ, "TETHER_CLI_DATA": str(data), **env},
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+
+
+def value_of(done: subprocess.CompletedProcess[str]) -> Any:
+    """The JSON on stdout; nothing else may be there."""
+    return json.loads(done.stdout)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Iterator[Path]:
+    root = tmp_path / "data"
+    yield root
+    tether("down", data=root)
+    assert processes_of(root) == []
+
+
+def up(data: Path) -> SetState:
+    done = tether("up", "--detach", data=data)
+    assert done.returncode == 0, done.stderr
+    found = state.running(data)
+    assert found is not None
+    return found
+
+
+async def test_a_detached_set_works_is_told_and_goes_down_without_a_trace(data: Path) -> None:
+    done = tether("up", "--detach", "--json", data=data)
+    assert done.returncode == 0, done.stderr
+    told = value_of(done)
+    found = state.require(data)
+    assert told == found.public()
+    assert found.token not in done.stdout + done.stderr
+    async with Http(found) as http:
+        await http.prompt("c1", "r1", "hello")
+        await http.ended("c1", 1)
+    again = tether("up", "--detach", data=data)
+    assert again.returncode == 1
+    assert f"pid {found.supervisor.pid}" in again.stderr
+    down = tether("down", "--json", data=data)
+    assert value_of(down) == {"was_up": True, "wiped": False}
+    assert processes_of(data) == []
+    assert value_of(tether("down", "--json", data=data)) == {"was_up": False, "wiped": False}
+
+
+async def test_what_was_said_is_there_after_the_set_was_down_and_is_gone_after_a_wipe(data: Path) -> None:
+    async with Http(up(data)) as http:
+        await http.prompt("c1", "r1", "hello")
+        await http.ended("c1", 1)
+    tether("down", data=data)
+    async with Http(up(data)) as http:
+        assert await http.outcomes("c1") == ["completed"]
+    (data / "mine.txt").write_text("not Tether's")
+    assert tether("down", "--wipe", data=data).returncode == 0
+    assert sorted(os.listdir(data)) == ["lock", "mine.txt"]  # noqa: PTH208
+    async with Http(up(data)) as http:
+        assert await http.conversation("c1") == {}
+
+
+async def test_a_foreground_set_ends_in_order_on_ctrl_c(data: Path) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-P", "-m", "tether_cli", "up", "--log-format", "json"),
+        env={**os.environ, "TETHER_CLI_DATA": str(data)},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+
+    async def is_up() -> bool:
+        return state.running(data) is not None
+
+    try:
+        await eventually(is_up, "the set")
+    finally:
+        process.send_signal(signal.SIGINT)
+        out, err = await process.communicate()
+    assert process.returncode == 0, err
+    assert b"tether is up: http://127.0.0.1:" in out
+    assert b"next:" in out
+    services = {json.loads(line)["service"] for line in err.splitlines() if line.startswith(b"{")}
+    assert {"nats", "router", "agent", "backend"} <= services
+
+
+async def test_killing_the_set_ends_its_services_and_the_next_one_goes_on_with_the_running_execution(
+    data: Path, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    first = up(data)
+    async with Http(first) as http:
+        await http.prompt("c1", "r1", f"before\n!wait_file {gate}\nafter")
+
+        async def begun() -> bool:
+            return await http.texts("c1") == ["before"]
+
+        await eventually(begun, "the first text")
+    collector = collector_of(data)
+    processes.send_signal(first.supervisor, signal.SIGKILL)
+
+    async def services_gone() -> bool:
+        return not any(processes.is_running(child) for child in first.children.values())
+
+    await eventually(services_gone, "the end of the services")
+    assert procfs.is_alive(collector), "a sandbox outlives its set"
+    async with Http(up(data)) as http:
+        assert collector_of(data) == collector
+        gate.write_text("")
+        await http.ended("c1", 1)
+        assert await http.texts("c1") == ["before", "after"]
+
+
+async def test_down_after_a_killed_set_ends_the_sandboxes_that_it_left(data: Path) -> None:
+    first = up(data)
+    async with Http(first) as http:
+        await http.prompt("c1", "r1", "working\n!hang")
+
+        async def working() -> bool:
+            return await http.texts("c1") == ["working"]
+
+        await eventually(working, "the first text")
+    processes.send_signal(first.supervisor, signal.SIGKILL)
+    assert tether("down", data=data).returncode == 0
+    assert processes_of(data) == []
+    async with Http(up(data)) as http:
+        await http.ended("c1", 1)  # the next set tells how it ended
+        [execution] = (await http.conversation("c1"))["executions"]
+        assert execution["proof"] is not None
+
+
+def test_a_set_that_cannot_start_detached_says_why(data: Path, tmp_path: Path) -> None:
+    agents = tmp_path / "agents.toml"
+    agents.write_text('[agents.claude]\ncommand = ["claude"]\nkey_file = "/nowhere/key"\n')
+    done = tether("up", "--detach", "--agents-file", str(agents), data=data)
+    assert done.returncode == 1
+    assert "/nowhere/key" in done.stderr
+    assert processes_of(data) == []
+
+
+async def test_topology_and_doctor_name_what_differs_and_ensure_puts_it_right(data: Path) -> None:
+    from tether.bus import connect
+
+    found = up(data)
+    assert value_of(tether("topology", "diff", "--json", data=data)) == {"differences": []}
+    doctor = tether("doctor", "--json", data=data)
+    checks = {check["name"]: check for check in value_of(doctor)["checks"]}
+    assert doctor.returncode == 0, doctor.stdout
+    assert checks["topology"]["verdict"] == checks["services"]["verdict"] == "ok"
+    async with await connect(found.nats_url, name="test", user=found.nats_user, password=found.nats_password) as bus:
+        await bus.delete_stream("KV_tether_checkpoints")
+    diff = tether("topology", "diff", "--json", data=data)
+    assert diff.returncode == 1
+    assert "tether_checkpoints" in str(value_of(diff)["differences"])
+    doctor = tether("doctor", "--json", data=data)
+    assert doctor.returncode == 1
+    assert not value_of(doctor)["ok"]
+    assert tether("topology", "ensure", data=data).returncode == 0
+    assert tether("topology", "diff", data=data).returncode == 0
+
+
+def test_the_nats_context_is_a_closed_file_and_the_password_is_not_printed(data: Path, tmp_path: Path) -> None:
+    found = up(data)
+    done = tether("nats-context", "--json", data=data, XDG_CONFIG_HOME=str(tmp_path / "config"))
+    told = value_of(done)
+    path = Path(told["file"])
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert json.loads(path.read_text())["password"] == found.nats_password
+    assert found.nats_password not in done.stdout
+    assert tether("nats-context", "--name", "../x", data=data).returncode == 2
+
+
+@pytest.mark.parametrize(
+    "arguments", [("topology", "diff"), ("topology", "ensure"), ("nats-context",), ("topology", "diff", "--json")]
+)
+def test_a_command_that_needs_a_set_ends_with_3_where_none_is_up(data: Path, arguments: tuple[str, ...]) -> None:
+    done = tether(*arguments, data=data)
+    assert done.returncode == 3
+    assert "tether up" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("up", "--port", "70000"), ("up", "--log-format", "xml"), ("nosuch",), ("up", "--agents-file", "/nowhere.toml")],
+)
+def test_wrong_usage_ends_with_2_and_no_traceback(data: Path, arguments: tuple[str, ...]) -> None:
+    done = tether(*arguments, data=data)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+
+
+def test_doctor_tells_where_a_key_comes_from_and_never_the_key(data: Path, tmp_path: Path) -> None:
+    fake = tmp_path / "bin" / "claude"
+    fake.parent.mkdir()
+    fake.write_text("#!/bin/sh\n")
+    config = tmp_path / "config" / "tether"
+    config.mkdir(parents=True)
+    (config / "agents.toml").write_text(f'[agents.claude]\ncommand = ["{fake}"]\nenv_from = ["ANTHROPIC_API_KEY"]\n')
+    env = {"ANTHROPIC_API_KEY": "sk-do-not-show", "XDG_CONFIG_HOME": str(tmp_path / "config")}
+    done = tether("doctor", data=data, **env)
+    assert "key from $ANTHROPIC_API_KEY" in done.stdout
+    assert "sk-do-not-show" not in done.stdout + done.stderr
+
+
+def test_a_login_is_imported_with_consent_only_and_named_as_the_keys_source(data: Path, tmp_path: Path) -> None:
+    login = tmp_path / "claude" / ".credentials.json"
+    login.parent.mkdir()
+    login.write_text('{"claudeAiOauth": {"accessToken": "sk-do-not-show", "expiresAt": 4102444800000}}')
+    env = {"XDG_CONFIG_HOME": str(tmp_path / "config"), "CLAUDE_CONFIG_DIR": str(login.parent)}
+    env |= dict.fromkeys(("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN", "CLAUDE_CODE_OAUTH_TOKEN"), "")
+    key_file = tmp_path / "config" / "tether" / "claude.env"
+    assert tether("import-login", data=data, **env).returncode == 2
+    assert not key_file.exists()
+    done = tether("import-login", "claude", "--yes", data=data, **env)
+    assert done.returncode == 0, done.stderr
+    assert stat.S_IMODE(key_file.stat().st_mode) == 0o600
+    assert "CLAUDE_CODE_OAUTH_TOKEN=sk-do-not-show" in key_file.read_text()
+    config = tmp_path / "config" / "tether" / "agents.toml"
+    config.write_text('[agents.claude]\ncommand = ["/opt/claude"]\n')
+    doctor = tether("doctor", data=data, **env)
+    assert f"key from {key_file}" in doctor.stdout
+    assert "sk-do-not-show" not in done.stdout + done.stderr + doctor.stdout + doctor.stderr
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"claudeAiOauth": {"accessToken": 7}}', '{"claudeAiOauth": []}'])
+def test_a_login_that_is_not_understood_is_not_shown(data: Path, tmp_path: Path, text: str) -> None:
+    (tmp_path / ".credentials.json").write_text(text)
+    done = tether("import-login", "--yes", data=data, CLAUDE_CONFIG_DIR=str(tmp_path), XDG_CONFIG_HOME=str(tmp_path))
+    assert done.returncode == 1
+    assert "no login that is understood" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_data_directory_that_cannot_be_made_is_said_with_a_remedy(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = tether("up", data=tmp_path / "file" / "data")
+    assert done.returncode == 1
+    assert "--data" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_version_and_topology_show_need_no_set(data: Path) -> None:
+    assert value_of(tether("version", "--json", data=data))["tether"]
+    shown = value_of(tether("topology", "show", "--json", data=data))
+    assert {"PROMPTS", "COMMANDS", "EVENTS_default"} <= {stream["name"] for stream in shown["streams"]}
+
+
+def test_a_damaged_state_file_is_no_set_and_does_not_hinder_the_next(data: Path) -> None:
+    data.mkdir()
+    for damaged in (b"", b"{", b"[]", b'{"version": 1}', b"\xff\xfe"):
+        (data / "state.json").write_bytes(damaged)
+        assert state.running(data) is None
+    assert tether("down", data=data).returncode == 0
+    up(data)

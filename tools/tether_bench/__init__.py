@@ -1,0 +1,53 @@
+"""`make bench`: figures of the running product, each beside a baseline of the same run.
+
+    python -m tether_bench [--short] [--only NAME…] [--report PATH]
+
+A whole set is started (`tether_cli.set`, an ephemeral one), loaded through its public edges, and ended. Each figure is
+the median of several rounds; a round measures the baseline and the product one after the other, so that both see the
+same machine, and the ratio says more than the figure. Printed as one table and written to `reports/bench.json`
+(`verdict, figures, environment`, and `details` with rounds and baselines). The verdict is `fail` where a figure could
+not be measured or something was lost or doubled; a missed target is printed and fails nothing.
+
+All clocks are this machine's `time.time()`. "Bare pipe" is the same scripted agent with the same script, its stdout
+read by this process.
+
+added_latency_ms_p50_x1, _x20, _x100, added_latency_ms_p99_x20
+    N executions in one sandbox, each printing 20 deltas a second, phases spread over the 50 ms. From the moment at
+    which the agent notes the line in its truth file, right before its write, until the chunk with the event has been
+    received on an SSE connection (one per conversation, raw sockets in one thread, parsed after the round). Each delta
+    is one sample, merged deltas give one sample for each that they cover; the percentile is taken per round. Processes
+    start before the first round and wait for a file between rounds. Baselines: `pipe`, and `nats`: a core publish →
+    subscribe of the same number of subjects and messages a second on the set's nats-server, this process at both ends.
+    A delta that does not come, or comes twice, is counted as lost or doubled. x100 is left out of --short.
+
+first_event_ms_p50
+    From before the POST of a prompt (a kept connection, a new conversation in a warm sandbox) to the first event of the
+    execution on an SSE connection that was open before: admission, command, claim. Baseline `pipe`: spawning the
+    scripted agent until its first line.
+first_output_ms_p50
+    The same until the first event that the CLI printed (its session): with keeper and CLI started.
+
+collector_lines_per_s
+    One collector, one execution of `!lines 50000`, printed as fast as the agent can. Lines over the time from the first
+    line's note in the truth file until the projection's consumer has acked the frame of the last one: all spooled,
+    mapped, stored and projected. Every line is then looked for in the log, and counted in the projection's rows.
+    Baseline `pipe`. `collector_stored_lines_per_s`: the same until the last frame was stored (the server's clock).
+
+projection_events_per_s
+    An execution's frames (completed texts and tool calls, none that merge; 512 events a frame, encoded before) are
+    published to the log as fast as they are acked. Events over the time from the first publish until the projection's
+    consumer has acked the last. Baseline `read`: batch reads of the same frames and decoding them.
+
+attach_ms_p50_100, _10000, _200000
+    A reader that knows nothing attaches to a running execution of so many events (published as above): live
+    subscription, barrier, the snapshot (one page of history over HTTP, with its cursor), the log's end from the leader,
+    the suffix after the cursor, caught up; by the SDK's own follower. Baseline `replay`: the same without a snapshot,
+    every event from the first.
+
+rss_mib, keeper_rss_mib
+    VmRSS of each process: `idle` after the set is up and one sandbox warm, `loaded` after everything that was measured
+    before it (alone: after one flood of 20,000 lines). The keeper's while it holds a waiting CLI.
+
+lost, duplicated
+    Over all figures.
+"""

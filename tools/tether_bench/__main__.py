@@ -1,0 +1,182 @@
+"""See the package's docstring for what is measured and how."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import platform
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from tether.errors import TetherError
+from tether_bench import attaching, first_event, latency, memory, report, throughput
+from tether_bench.rig import Rig
+from tether_bench.stats import Figure
+from tether_bench.tap import BenchError
+from tether_cli.nats_server import find_binary
+from tether_cli.output import CliError
+from tether_cli.set import ephemeral
+
+SHORT_S: Final = 84.0  # of measuring; the rest of 90 s is the set's end
+FULL_S: Final = 900.0
+Measure = Callable[[Rig, Sequence[str]], list[Figure]]
+
+# In this order. Each group measures its figures together.
+GROUPS: Final[tuple[tuple[tuple[str, ...], Measure], ...]] = (
+    (("added_latency_ms_p50_x1",), lambda rig, names: latency.added_latency(rig, 1, names)),
+    (
+        ("added_latency_ms_p50_x20", "added_latency_ms_p99_x20"),
+        lambda rig, names: latency.added_latency(rig, 20, names),
+    ),
+    (("added_latency_ms_p50_x100",), lambda rig, names: latency.added_latency(rig, 100, names)),
+    (("first_event_ms_p50", "first_output_ms_p50"), lambda rig, _: first_event.first_event(rig)),
+    (
+        ("collector_lines_per_s", "collector_stored_lines_per_s"),
+        lambda rig, _: throughput.collector_lines(rig),
+    ),
+    (("projection_events_per_s",), lambda rig, _: throughput.projection_events(rig)),
+    (tuple(attaching.name_of(size) for size in attaching.SIZES), attaching.attaches),
+)
+MEMORY: Final = ("rss_mib", "keeper_rss_mib")
+NOT_SHORT: Final = frozenset({"added_latency_ms_p50_x100"})
+NAMES: Final = (*(name for names, _ in GROUPS for name in names), *MEMORY)
+
+
+def chosen(only: Sequence[str], *, short: bool) -> list[str]:
+    """The figures to measure, in order. Each of `only` is a name or the beginning of names. Raises ValueError."""
+    for asked in only:
+        if not any(name.startswith(asked) for name in NAMES):
+            raise ValueError(f"no figure is called {asked}; there are {', '.join(NAMES)}")
+    if only:
+        return [name for name in NAMES if any(name.startswith(asked) for asked in only)]
+    return [name for name in NAMES if not (short and name in NOT_SHORT)]
+
+
+def measured(rig: Rig, names: Sequence[str]) -> list[Figure]:
+    """Every figure of `names`; one that cannot be measured has a problem instead of a value."""
+    figures: list[Figure] = []
+    workspace, idle = "", {}
+    if any(name in MEMORY for name in names):
+        workspace = rig.name("memory")
+        try:
+            rig.warm(workspace)
+            idle = memory.measure(rig, workspace)
+        except (BenchError, TetherError) as error:
+            rig.say(f"no memory figures: {error}")
+    for group, measure in GROUPS:
+        wanted = [name for name in names if name in group]
+        if wanted:
+            figures += _attempt(rig, wanted, lambda wanted=wanted, measure=measure: measure(rig, wanted))  # type: ignore[misc]
+    alone = not figures
+    if "rss_mib" in names:
+        figures += _attempt(rig, ["rss_mib"], lambda: memory.loaded(rig, workspace, idle, alone=alone))
+    if "keeper_rss_mib" in names:
+        figures += _attempt(rig, ["keeper_rss_mib"], lambda: memory.keeper(rig, workspace))
+    return figures
+
+
+def _attempt(rig: Rig, names: Sequence[str], measure: Callable[[], list[Figure]]) -> list[Figure]:
+    if rig.stopping.is_set():
+        return [Figure(name, "", problem="stopped") for name in names]
+    begun_s = time.monotonic()
+    try:
+        figures = measure()
+    except (BenchError, TetherError, OSError, KeyError) as error:
+        rig.say(f"{', '.join(names)}: {error or type(error).__name__}")
+        return [Figure(name, "", problem=str(error) or type(error).__name__) for name in names]
+    rig.say(f"{', '.join(names)}: {time.monotonic() - begun_s:.0f} s")
+    return figures
+
+
+def environment(arguments: Sequence[str]) -> dict[str, Any]:
+    """What the figures depend on; no date and no name of the machine."""
+    version = subprocess.run([find_binary(), "--version"], capture_output=True, text=True, check=False, timeout=10)
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return {
+        "command": " ".join(["python -m tether_bench", *arguments]),
+        "cpus": len(os.sched_getaffinity(0)),
+        "memory_gib": round(memory_bytes / (1 << 30), 1),
+        "load_1m_before": round(os.getloadavg()[0], 2),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "python": platform.python_version(),
+        "nats_server": version.stdout.strip().removeprefix("nats-server: "),
+        "database": "sqlite",
+    }
+
+
+async def run(names: Sequence[str], *, short: bool, say: Callable[[str], None]) -> tuple[list[Figure], Rig]:
+    """Start a set, measure, end it. Cancelled: the measuring stops at its next wait, and everything is ended."""
+    with tempfile.TemporaryDirectory(prefix="tether-bench-") as name:
+        folder = Path(name)
+        agents = folder / "agents.toml"
+        agents.write_text(
+            f'[agents.scripted]\nenv = {{ TETHER_SCRIPTED_TRUTH = "{folder}/truth", '
+            f'TETHER_SCRIPTED_HOME = "{folder}/home" }}\n',
+            encoding="utf-8",
+        )
+        begun_s = time.monotonic()
+        async with ephemeral(agents_file=agents) as state:
+            rig = Rig(state, folder, short, say=say, deadline_s=begun_s + (SHORT_S if short else FULL_S))
+            say(f"a set is up ({time.monotonic() - begun_s:.0f} s)")
+            working = asyncio.create_task(asyncio.to_thread(measured, rig, names), name="bench-measure")
+            try:
+                return await asyncio.shield(working), rig
+            finally:
+                rig.stopping.set()
+                await asyncio.wait({working})
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="tether_bench", description="Measure Tether on this machine.")
+    parser.add_argument("--short", action="store_true", help="fewer and shorter rounds; within 90 s on two cores")
+    parser.add_argument(
+        "--only", nargs="+", default=[], metavar="NAME", help="these figures (names or their beginnings)"
+    )
+    parser.add_argument("--report", type=Path, default=Path("reports/bench.json"), metavar="PATH")
+    given = parser.parse_args(arguments)
+    try:
+        names = chosen(given.only, short=given.short)
+    except ValueError as error:
+        parser.error(str(error))
+
+    def say(text: str) -> None:
+        print(f"bench: {text}", file=sys.stderr, flush=True)
+
+    where = environment(arguments)
+    figures: list[Figure] = []
+    try:
+        figures, rig = asyncio.run(_until_signal(names, short=given.short, say=say))
+    except CliError as error:
+        say(str(error))
+        return 1
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        say("interrupted")
+        return 130
+    content = report.document(figures, rig.losses, where)
+    report.write(given.report, content)
+    print(report.table(figures))
+    print(f"\nlost {rig.losses.lost}, duplicated {rig.losses.duplicated}")
+    for example in rig.losses.examples:
+        print(f"  {example}")
+    print(f"verdict: {content['verdict']}; written to {given.report}")
+    return 0 if content["verdict"] == "pass" else 1
+
+
+async def _until_signal(names: Sequence[str], *, short: bool, say: Callable[[str], None]) -> tuple[list[Figure], Rig]:
+    task = asyncio.current_task()
+    assert task is not None
+    with contextlib.suppress(NotImplementedError):
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    return await run(names, short=short, say=say)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,113 @@
+"""Executions without a CLI: their frames are made here and published to the log, as a collector would."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from tether import events as ev
+from tether.events import ConversationEvent, Event
+from tether.frames import Position, cut, encode, encode_event, message_id
+from tether.ids import default_workspace, new_id, sandbox_id
+from tether.limits import EXECUTION_TOKEN_CONVERSATION
+from tether.ports import Bus, PubAck
+from tether.subjects import EventAddress
+
+_TEXT: Final = "what an agent says of its work, at the length of a usual line of text"
+
+
+@dataclass(frozen=True, slots=True)
+class MadeExecution:
+    """`frames`: encoded, in order, with their message ids; `events` of them."""
+
+    address: EventAddress
+    introduction: Sequence[ConversationEvent]
+    frames: Sequence[tuple[bytes, str]]
+    events: int
+
+    @property
+    def conversation_subject(self) -> str:
+        where = self.address
+        return EventAddress(where.tenant, where.workspace, where.conversation, EXECUTION_TOKEN_CONVERSATION).subject
+
+
+def made_execution(tenant: str, conversation: str, events: int) -> MadeExecution:
+    """A running execution with exactly so many events (at least 2): its claim, then texts and tool calls in turn."""
+    workspace = default_workspace(conversation)
+    execution, request, response = new_id("exe"), new_id("req"), new_id("rsp")
+    address = EventAddress(tenant, workspace, conversation, execution)
+    at = time.time_ns() // 1_000_000
+    target = {
+        "tenant": tenant,
+        "workspace": workspace,
+        "conversation": conversation,
+        "response": response,
+        "response_generation": 1,
+        "execution": execution,
+        "execution_generation": 1,
+        "sandbox": sandbox_id(tenant, workspace),
+        "boot": "bench",
+        "process_generation": 1,
+    }
+    claim = ev.ExecutionStarted(
+        boot="bench", instance="bench", process=1, target=target, agent="scripted", request=request, adapter_version="1"
+    )
+    admitted = ev.PromptAdmitted(request=request, prompt_sequence=1, content=[{"type": "text", "text": "bench"}])
+    created = ev.ResponseCreated(
+        request=request,
+        response=response,
+        response_generation=1,
+        execution=execution,
+        execution_generation=1,
+        agent="scripted",
+    )
+    introduction = [
+        ConversationEvent(id=f"{request}/{kind}", generation=1, at=at, type=kind, body=_plain(body))
+        for kind, body in ((ev.PROMPT_ADMITTED, admitted), (ev.RESPONSE_CREATED, created))
+    ]
+    log = [Event(ordinal=1, at=at, type=ev.EXECUTION_STARTED, body=_plain(claim))]
+    log += [_event(ordinal, at) for ordinal in range(2, events + 1)]
+    frames = []
+    done = 0
+    while done < len(log):
+        waiting = [(event, Position(record=event.ordinal, index=0)) for event in log[done : done + 512]]
+        frame, taken = cut(waiting)
+        done += taken
+        data = encode(frame)
+        frames.append((data, message_id(address, frame, data)))
+    return MadeExecution(address, introduction, frames, events)
+
+
+def _plain(body: ev.Body) -> dict[str, Any]:
+    return body.model_dump(mode="json", exclude_none=True)
+
+
+def _event(ordinal: int, at: int) -> Event:
+    match ordinal % 4:
+        case 0:
+            body: dict[str, Any] = {"tool": f"t{ordinal}", "name": "Bash", "input": {"command": f"make step-{ordinal}"}}
+            return Event(ordinal=ordinal, at=at, type=ev.TOOL_STARTED, body=body)
+        case 1 if ordinal > 4:
+            body = {"tool": f"t{ordinal - 1}", "status": "ok", "output": f"step {ordinal - 1} is done"}
+            return Event(ordinal=ordinal, at=at, type=ev.TOOL_COMPLETED, body=body)
+        case _:
+            body = {"segment": f"s{ordinal}", "text": _TEXT}
+            return Event(ordinal=ordinal, at=at, type=ev.TEXT_COMPLETED, body=body)
+
+
+async def introduce(bus: Bus, made: MadeExecution) -> None:
+    """The conversation's own events: the prompt and the response that the execution answers."""
+    for event in made.introduction:
+        await bus.publish(
+            made.conversation_subject, encode_event(event), msg_id=f"{made.address.conversation}/{event.id}"
+        )
+
+
+async def publish(bus: Bus, made: MadeExecution) -> PubAck:
+    """One frame in flight, each on the base of the one before: as a collector writes. Returns the last ack."""
+    ack = PubAck("", 0, False)
+    for data, identity in made.frames:
+        ack = await bus.publish(made.address.subject, data, msg_id=identity, expect_last=ack.sequence)
+    return ack

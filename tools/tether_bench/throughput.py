@@ -1,0 +1,168 @@
+"""collector_lines_per_s and projection_events_per_s: how much gets through in a second."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import Final
+
+from tether import events as ev
+from tether.bus import NatsBus
+from tether.frames import Frame, decode
+from tether.subjects import EventAddress
+from tether_bench.logfill import MadeExecution, introduce, made_execution, publish
+from tether_bench.rig import Rig, lines_of, projected, projection_of
+from tether_bench.stats import Figure, Target
+from tether_bench.tap import BenchError
+
+LINES: Final = 50_000
+PROJECTED: Final = 50_000
+_FLOOD_S: Final = 120.0  # of one flood
+_LOOK_S: Final = 0.02
+
+
+def collector_lines(rig: Rig) -> list[Figure]:
+    rounds = 2 if rig.short else 3
+    workspace = rig.name("flood")
+    rig.warm(workspace)
+    whole: list[float] = []
+    stored: list[float] = []
+    bare: list[float] = []
+    for _ in range(rounds):
+        bare.append(_bare_lines(rig))
+        both = flood(rig, workspace, LINES)
+        whole.append(both[0])
+        stored.append(both[1])
+    baselines = {"pipe": tuple(bare)}
+    return [
+        Figure(
+            "collector_lines_per_s",
+            "lines/s",
+            tuple(whole),
+            baselines,
+            Target("at least", 25_000.0),
+            note=f"{LINES} lines, stored and projected",
+        ),
+        Figure("collector_stored_lines_per_s", "lines/s", tuple(stored), baselines, note="until the log has them"),
+    ]
+
+
+def _bare_lines(rig: Rig) -> float:
+    with rig.tap() as tap, rig.bare_agents(tap, [f"!lines {LINES}"]) as agents:
+        pipe, _ = agents[0]
+        rig.wait(lambda: pipe.has(b'"result"'), _FLOOD_S, "a bare flood")
+        times = [received_s for received_s, line in lines_of(pipe) if line["type"] == "text"]
+    rig.losses.count("lines of a bare pipe", expected=LINES, distinct=len(times))
+    return LINES / (times[-1] - times[0])
+
+
+@dataclass(frozen=True, slots=True)
+class _Flooded:
+    """What the log has of an execution. `last_*`: of the frame with its last line."""
+
+    lines: dict[str, int]
+    session: str
+    ordinal: int
+    last_sequence: int
+    last_stored_s: float
+
+
+def flood(rig: Rig, workspace: str, lines: int) -> tuple[float, float]:
+    """One execution of so many lines: lines a second until projected, and until stored. Checks that all are there."""
+    conversation = rig.name("flood")
+    with rig.http() as client:
+        execution = rig.prompt(client, conversation, f"!lines {lines}", workspace)
+        subject = EventAddress(rig.state.tenant, workspace, conversation, execution).subject
+
+        async def work(bus: NatsBus) -> tuple[_Flooded, list[tuple[float, int]]]:
+            durable = await projection_of(bus, rig.log)
+            floors = await _watch(bus, rig.log, durable, subject)
+            return await _read_back(bus, rig.log, subject, lines), floors
+
+        flooded, floors = rig.on_bus(work, timeout_s=_FLOOD_S)
+        rows = client.ask("GET", f"/v1/executions/{execution}")
+    rig.losses.count(f"lines of {execution} in the log", expected=lines, got=flooded.lines)
+    rig.losses.count(f"events of {execution} projected", expected=flooded.ordinal, distinct=int(rows["applied"]))
+    first_s = next(at_s for at_s, line in rig.printed(flooded.session) if line["type"] == "text")
+    projected_s = next(at_s for at_s, floor in floors if floor >= flooded.last_sequence)
+    return lines / (projected_s - first_s), lines / (flooded.last_stored_s - first_s)
+
+
+async def _watch(bus: NatsBus, log: str, durable: str, subject: str) -> list[tuple[float, int]]:
+    """(when, the projection's ack floor), until it has acked the execution's end."""
+    floors: list[tuple[float, int]] = []
+    end = 0
+    while not end or floors[-1][1] < end:
+        await asyncio.sleep(_LOOK_S)
+        consumer = await bus.consumer(log, durable)
+        floors.append((time.time(), 0 if consumer is None else consumer.ack_floor))
+        if not end and (last := await bus.last(log, subject)) is not None and b'"execution.ended"' in last.data:
+            end = last.sequence
+    return floors
+
+
+async def _read_back(bus: NatsBus, log: str, subject: str, lines: int) -> _Flooded:
+    got: dict[str, int] = {}
+    session, last = "", f"l{lines:06d}"
+    after = ordinal = last_sequence = 0
+    last_stored_s = 0.0
+    while batch := await bus.read(log, after, subject):
+        for message in batch:
+            after = message.sequence
+            frame = decode(message.subject, message.data)
+            assert isinstance(frame, Frame)
+            ordinal = frame.last
+            for event in frame.events:
+                if event.type == ev.TEXT_COMPLETED:
+                    text = event.body["text"]
+                    got[text] = got.get(text, 0) + 1
+                    if text == last:
+                        last_sequence, last_stored_s = message.sequence, message.stored_at_ns / 1e9
+                elif event.type == ev.SESSION_BOUND:
+                    session = event.body["native_session"]
+    if not last_sequence:
+        raise BenchError(f"the last of {lines} lines is not in the log")
+    return _Flooded(got, session, ordinal, last_sequence, last_stored_s)
+
+
+# --- projection alone ---
+
+
+def projection_events(rig: Rig) -> list[Figure]:
+    rounds = 2 if rig.short else 3
+    rates: list[float] = []
+    bare: list[float] = []
+    for _ in range(rounds):
+        made = made_execution(rig.state.tenant, rig.name("projected"), PROJECTED)
+
+        async def work(bus: NatsBus, made: MadeExecution = made) -> tuple[float, float]:
+            await introduce(bus, made)
+            begun_s = time.monotonic()
+            ack = await publish(bus, made)
+            await projected(bus, rig.log, ack.sequence)
+            projected_s = time.monotonic() - begun_s
+            begun_s = time.monotonic()
+            await _decode_all(bus, rig.log, made)
+            return projected_s, time.monotonic() - begun_s
+
+        projected_s, read_s = rig.on_bus(work, timeout_s=_FLOOD_S)
+        rates.append(PROJECTED / projected_s)
+        bare.append(PROJECTED / read_s)
+        with rig.http() as client:
+            rows = client.ask("GET", f"/v1/executions/{made.address.execution}")
+        rig.losses.count(f"events of {made.address.execution}", expected=PROJECTED, distinct=int(rows["applied"]))
+    note = f"{PROJECTED} events in frames of 512"
+    return [Figure("projection_events_per_s", "events/s", tuple(rates), {"read": tuple(bare)}, note=note)]
+
+
+async def _decode_all(bus: NatsBus, log: str, made: MadeExecution) -> None:
+    after = events = 0
+    while batch := await bus.read(log, after, made.address.subject):
+        for message in batch:
+            after = message.sequence
+            frame = decode(message.subject, message.data)
+            assert isinstance(frame, Frame)
+            events += frame.last - frame.first + 1
+    if events != made.events:
+        raise BenchError(f"{events} of {made.events} events were read back")

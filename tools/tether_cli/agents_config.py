@@ -1,0 +1,143 @@
+"""The agents file for the agent service: the user's own file, completed with where the CLIs lie.
+
+The user's file (`${XDG_CONFIG_HOME:-~/.config}/tether/agents.toml`, or `--agents-file`) may say for each agent:
+
+    [agents.claude]
+    command  = ["/opt/claude"]          # else: found by `tether_agents`
+    env_from = ["ANTHROPIC_API_KEY"]    # variables of the shell that starts the set
+    key_file = "/home/me/.config/tether/claude.env"
+    env      = { NAME = "not secret" }
+
+Without it, `claude` gets its usual variables where the shell has them, else the login that `tether import-login`
+copied. What is written holds names and paths, no key.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from tether.service import write_whole
+from tether_agents.locate import FoundAgent, find_agent, load_pins
+from tether_cli.output import CliError, Exit
+
+# What the CLI reads by itself; an address of another model server belongs to the key that is used with it.
+CLAUDE_VARIABLES: Final = (
+    *("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN", "CLAUDE_CODE_OAUTH_TOKEN"),
+    *("ANTHROPIC_BASE_URL", "ANTHROPIC_CUSTOM_HEADERS", "ANTHROPIC_MODEL", "CLAUDE_CODE_MAX_RETRIES", "API_TIMEOUT_MS"),
+)
+CLAUDE_KEYS: Final = CLAUDE_VARIABLES[:3]
+_FILE_BYTES_MAX: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class AgentFinding:
+    """One agent as the set would run it. `problem`: why it is not there, with the remedy. `key_source`: where its key
+    comes from, never the key."""
+
+    kind: str
+    command: tuple[str, ...]
+    version: str = ""
+    found_in: str = ""
+    problem: str = ""
+    key_source: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+def default_file(environ: Mapping[str, str] | None = None) -> Path:
+    env = os.environ if environ is None else environ
+    base = env.get("XDG_CONFIG_HOME", "")
+    return (Path(base) if base.startswith("/") else Path.home() / ".config") / "tether" / "agents.toml"
+
+
+def imported_login(environ: Mapping[str, str] | None = None) -> Path:
+    """The key file that `tether import-login` writes."""
+    return default_file(environ).with_name("claude.env")
+
+
+def _read(given: Path | None) -> dict[str, Any]:
+    path = given if given is not None else default_file()
+    try:
+        if path.stat().st_size > _FILE_BYTES_MAX:
+            raise CliError(f"{path} is too large to be an agents file", exit_code=Exit.USAGE)
+        value = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        if given is not None:
+            raise CliError(f"{path} does not exist", exit_code=Exit.USAGE) from None
+        return {}
+    except OSError as error:
+        raise CliError(f"{path} cannot be read: {error.strerror}", exit_code=Exit.USAGE) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise CliError(f"{path} is not TOML: {error}", exit_code=Exit.USAGE) from None
+    agents = value.get("agents", {})
+    if set(value) - {"agents"} or not isinstance(agents, dict) or not all(isinstance(v, dict) for v in agents.values()):
+        raise CliError(f"{path}: only tables [agents.NAME] are known", exit_code=Exit.USAGE)
+    return agents
+
+
+def findings(
+    *, agents_dir: Path | None = None, agents_file: Path | None = None, environ: Mapping[str, str] | None = None
+) -> list[AgentFinding]:
+    """Every agent that is known or configured. Raises CliError for a wrong file. Runs CLIs for their version."""
+    env = os.environ if environ is None else environ
+    configured = _read(agents_file)
+    kinds = ["scripted", *load_pins(), *(kind for kind in configured if kind not in {"scripted", *load_pins()})]
+    return [_finding(kind, configured.get(kind, {}), agents_dir, env) for kind in kinds]
+
+
+def _finding(kind: str, given: Mapping[str, Any], agents_dir: Path | None, env: Mapping[str, str]) -> AgentFinding:
+    settings = dict(given)
+    if kind == "claude" and "env_from" not in settings:
+        settings["env_from"] = [name for name in CLAUDE_VARIABLES if env.get(name)]
+    if kind == "claude" and "key_file" not in settings and not any(env.get(name) for name in CLAUDE_KEYS):
+        imported = imported_login(env)
+        if imported.is_file():
+            settings["key_file"] = str(imported)
+    source = _key_source(kind, settings, env)
+    command = settings.get("command")
+    if isinstance(command, list) and command and all(isinstance(part, str) for part in command):
+        return AgentFinding(kind, tuple(command), found_in="agents file", key_source=source, settings=settings)
+    if kind == "scripted":
+        own = (sys.executable, "-P", "-m", "scripted_agent")
+        return AgentFinding(kind, own, version="own", found_in="tether", settings=settings)
+    found = find_agent(kind, agents_dir, environment=env)
+    if not isinstance(found, FoundAgent):
+        return AgentFinding(kind, (), problem=str(found), key_source=source, settings=settings)
+    return AgentFinding(
+        kind, (str(found.path),), version=found.version, found_in=found.source, key_source=source, settings=settings
+    )
+
+
+def _key_source(kind: str, settings: Mapping[str, Any], env: Mapping[str, str]) -> str:
+    if isinstance(settings.get("key_file"), str):
+        return str(settings["key_file"])
+    wanted = settings.get("env_from")
+    named = [name for name in wanted if isinstance(name, str) and env.get(name)] if isinstance(wanted, list) else []
+    keys = [name for name in named if name in CLAUDE_KEYS] if kind == "claude" else named
+    return ", ".join(f"${name}" for name in keys)
+
+
+def write(path: Path, found: list[AgentFinding]) -> None:
+    """The file for the agent service: those that can be run, with their command."""
+    parts = ["# Written by `tether` at each start; edit your own agents file instead."]
+    for finding in found:
+        if not finding.command:
+            continue
+        parts.append(f"\n[agents.{json.dumps(finding.kind)}]")
+        settings = {**finding.settings, "command": list(finding.command)}
+        for key in sorted(settings):
+            parts.append(f"{key} = {_toml(settings[key])}")
+    write_whole(path, ("\n".join(parts) + "\n").encode())
+
+
+def _toml(value: object) -> str:
+    """A value as TOML. Text and lists of text are JSON's; a table is written inline."""
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{json.dumps(str(key))} = {_toml(each)}" for key, each in value.items()) + " }"
+    return json.dumps(value)

@@ -1,0 +1,1 @@
+"""One module per command; see `tether_cli.app`."""

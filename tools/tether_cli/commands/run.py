@@ -1,0 +1,232 @@
+"""`tether run`: a prompt in, the response on the terminal.
+
+Without a set that is up it starts one for as long as it lives, and says so. stdout carries the agent's words, stderr
+everything else; with `--json` stdout carries one item per line and the result last.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from tether_cli.options import AgentsDirOption, DataOption, JsonOption
+from tether_cli.output import CliError, Exit, Output
+
+if TYPE_CHECKING:
+    from tether.client import Client
+    from tether.prompt import AgentSpec
+    from tether_cli.live import Live
+    from tether_cli.state import SetState
+
+_ASSIGN_S: Final = 5.0
+_POLICIES: Final = ("ask", "deny", "all")
+_MODES: Final = ("default", "acceptEdits", "plan", "dontAsk", "bypassPermissions")
+
+
+def register(app: typer.Typer) -> None:
+    app.command("run")(run)
+
+
+def run(
+    prompt: Annotated[str, typer.Argument(help="What to do; `-` reads it from stdin.")],
+    agent: Annotated[str, typer.Option(help="Which agent answers: claude or scripted.")] = "claude",
+    workspace: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Directory to work in.  [default: one of the conversation's own]")
+    ] = None,
+    approve: Annotated[str, typer.Option(help="Approvals: ask (on the terminal), deny or all.")] = "ask",
+    conversation: Annotated[
+        str | None, typer.Option(metavar="ID", help="Go on in this conversation.  [default: a new one]")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="The agent's model.")] = None,
+    permission_mode: Annotated[str | None, typer.Option(help=f"The agent's own: {', '.join(_MODES)}.")] = None,
+    agents_dir: AgentsDirOption = None,
+    data: DataOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Submit a prompt and follow the response. The first Ctrl-C interrupts it, the second detaches."""
+    from tether.ids import new_id
+    from tether.prompt import AgentSpec
+    from tether_cli import talk
+
+    if approve not in _POLICIES:
+        raise CliError(f"--approve must be one of {', '.join(_POLICIES)}", exit_code=Exit.USAGE)
+    if permission_mode is not None and permission_mode not in _MODES:
+        raise CliError(f"--permission-mode must be one of {', '.join(_MODES)}", exit_code=Exit.USAGE)
+    from_stdin = prompt == "-"
+    text = sys.stdin.read() if from_stdin else prompt
+    if not text.strip():
+        raise CliError("the prompt is empty", exit_code=Exit.USAGE)
+    try:
+        spec = AgentSpec.model_validate({"kind": agent, "model": model, "permission_mode": permission_mode})
+    except ValueError:
+        why = f"--agent {agent!r} is no agent's name"
+        raise CliError(why, remedy="claude or scripted", exit_code=Exit.USAGE) from None
+    name = talk.token(conversation, "--conversation") if conversation is not None else new_id("conv")
+    directory = None if workspace is None else _directory(workspace)
+    call = _run(text, spec, name, directory, approve, data, agents_dir, Output(as_json), from_stdin=from_stdin)
+    raise typer.Exit(int(talk.run(call)))
+
+
+async def _run(
+    text: str,
+    spec: AgentSpec,
+    conversation: str,
+    directory: Path | None,
+    approve: str,
+    data: Path | None,
+    agents_dir: Path | None,
+    output: Output,
+    *,
+    from_stdin: bool,
+) -> Exit:
+    from tether_cli import talk
+    from tether_cli.set import running_or_ephemeral
+
+    async with running_or_ephemeral(data, agents_dir=agents_dir) as state:
+        if state.ephemeral:
+            output.note("no set is up: one was started for this command and ends with it (`tether up` keeps one)")
+        workspace = None if directory is None else await _assign(state, directory)
+        async with talk.http_client(state) as client:
+            return await _follow(client, state, text, spec, conversation, workspace, approve, output, from_stdin)
+
+
+async def _follow(
+    client: Client,
+    state: SetState,
+    text: str,
+    spec: AgentSpec,
+    conversation: str,
+    workspace: str | None,
+    approve: str,
+    output: Output,
+    from_stdin: bool,
+) -> Exit:
+    from tether.client.tracking import ResponseTracker
+    from tether_cli.live import Live, exit_code
+    from tether_cli.render import Renderer
+    from tether_cli.terminal import Keyboard, Screen
+
+    submission = await client.prompt(conversation, text, agent=spec, workspace=workspace)
+    tracker = ResponseTracker(submission.request_id, submission.response_id, submission.execution)
+    if submission.status == "interjected" and submission.execution is not None:
+        tracker.begin_from(await client.state(submission.execution))
+    if output.as_json:
+        output.value({"kind": "submission", "conversation": conversation, **_ids(submission)})
+    terminal = sys.stdin.isatty() and sys.stderr.isatty() and not from_stdin and not output.as_json
+    live = Live(
+        client,
+        Screen(),
+        output,
+        conversation,
+        tracker,
+        "all" if approve == "all" else "deny" if approve == "deny" else "ask",
+        interrupts=True,
+        cursor=submission.cursor,
+        renderer=Renderer(prompts=False),
+        keyboard=Keyboard() if terminal else None,
+    )
+    live.know()
+    await live.follow()
+    code = exit_code(tracker, detached=live.detached, interrupted=live.signals > 0)
+    _tell(live, state, output, code)
+    return code
+
+
+def _ids(submission: Any) -> dict[str, Any]:
+    return {
+        "request_id": submission.request_id,
+        "status": submission.status,
+        "response_id": submission.response_id,
+        "execution": submission.execution,
+        "cursor": submission.cursor,
+    }
+
+
+def attach_line(state: SetState, conversation: str, cursor: str | None) -> str:
+    """The exact command that goes on where this one left."""
+    parts = ["tether", "attach", conversation]
+    if cursor:
+        parts += ["--cursor", cursor]
+    return shlex.join([*parts, "--data", state.data])
+
+
+def _tell(live: Live, state: SetState, output: Output, code: Exit) -> None:
+    """How it ended: outcome, cost, duration, ids, where the log is."""
+    from tether.fold import UsageTotal
+    from tether_cli.render import duration, money
+
+    tracker = live.tracker
+    folded = tracker.fold.freeze()
+    usage: UsageTotal = folded.usage
+    seconds = time.monotonic() - live.started_s
+    workspace = str((folded.target or {}).get("workspace", "*"))
+    subject = f"tether.event.{state.tenant}.{workspace}.{live.conversation}.{tracker.execution or '_'}"
+    if output.as_json:
+        output.value(
+            {
+                "kind": "result",
+                "outcome": tracker.outcome,
+                "detached": live.detached,
+                "partial": tracker.partial,
+                "error": tracker.error,
+                "text": folded.text,
+                "usage": usage.model_dump(mode="json"),
+                "duration_s": round(seconds, 3),
+                "conversation": live.conversation,
+                "response_id": tracker.response,
+                "execution": tracker.execution,
+                "cursor": live.cursor,
+                "log": {"stream": f"EVENTS_{state.tenant}", "subject": subject},
+                "exit_code": int(code),
+            }
+        )
+        return
+    say = live.screen.line
+    if live.detached:
+        if state.ephemeral:
+            say("detached: the set was started for this command and ends with it, and the response with it")
+        else:
+            say("detached: it goes on without you. To come back:")
+            say(f"  {attach_line(state, live.conversation, live.cursor)}")
+        return
+    how = f"{tracker.outcome}{' (in part)' if tracker.partial else ''}"
+    counts = f"{usage.input_tokens} tokens in, {usage.output_tokens} out"
+    say(f"── {how}, {money(usage.cost_usd)}, {counts}, {duration(seconds)}")
+    say(f"   conversation {live.conversation}  execution {tracker.execution or 'none'}")
+    if state.ephemeral:
+        say(f"   log {subject} (gone with the set)")
+    elif tracker.execution is not None:
+        say(f"   log {subject}")
+        say(f"       tether logs {tracker.execution} --data {shlex.quote(state.data)}")
+
+
+def _directory(given: Path) -> Path:
+    path = given.expanduser().resolve()
+    if not path.is_dir():
+        raise CliError(f"{path} is not a directory", remedy="create it first", exit_code=Exit.USAGE)
+    return path
+
+
+async def _assign(state: SetState, path: Path) -> str:
+    """The workspace over a directory of the user's: its id follows from the path, so the same one is found again."""
+    from tether import subjects
+    from tether.bus import connect
+    from tether.errors import Problem, ProblemError
+
+    workspace = f"dir_{hashlib.sha256(str(path).encode()).hexdigest()[:24]}"
+    async with await connect(
+        state.nats_url, name="tether-run", user=state.nats_user, password=state.nats_password
+    ) as bus:
+        request = {"tenant": state.tenant, "workspace": workspace, "path": str(path)}
+        answer = await bus.request(subjects.agent("workspace"), json.dumps(request).encode(), timeout_s=_ASSIGN_S)
+    value = json.loads(answer.data)
+    if "problem" in value:
+        raise ProblemError(Problem.model_validate(value["problem"]))
+    return workspace

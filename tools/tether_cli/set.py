@@ -1,0 +1,346 @@
+"""The whole set on this machine: nats-server, router, agent service, backend, as children of one process.
+
+Start (`async with ServiceSet(options) as up`):          End, in this order, each step with a deadline:
+    1  the data directory's lock                             1  backend      no new requests
+    2  what a killed predecessor left behind is ended        2  router       prompts stay in the queue
+    3  secrets, agents file, configuration                   3  sandboxes    each execution stopped, its end in the log
+    4  nats-server, ready                                    4  agent service
+    5  router, agent service, backend, ready                 5  nats-server
+    6  state.json                                            6  state.json, lock
+
+A child that crashes is started again; one that refuses its configuration ends the set. The children die with this
+process (see `child`), sandboxes do not: the next set on this data directory adopts them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import os
+import secrets
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+from tether import subjects
+from tether.bus import connect
+from tether.errors import BusError
+from tether.service import write_whole
+from tether_cli import agents_config, nats_server, state
+from tether_cli.output import CliError, Exit
+from tether_cli.processes import end, identify
+from tether_cli.state import Paths, SetState
+from tether_cli.supervise import Child, ChildSpec, LogMode, LogSink, inherited, ready_by_file
+
+SANDBOXES_STOP_S: Final = 60.0
+LEFTOVER_TERM_S: Final = 15.0
+EPHEMERAL_LOG_BYTES: Final = 128 << 20  # reserved by JetStream for a set that lives as long as one command
+_SERVICES: Final = {"router": "tether_router", "agent": "tether_agent", "backend": "tether_backend"}
+
+
+@dataclass(frozen=True, slots=True)
+class SetOptions:
+    """`data`: the data directory. `http_port` 0: a free one. `agents_file`: the user's own (see `agents_config`)."""
+
+    data: Path
+    tenant: str = "default"
+    http_port: int = 0
+    agents_dir: Path | None = None
+    agents_file: Path | None = None
+    log: LogMode = "console"
+    log_level: str = "info"
+    ephemeral: bool = False
+
+
+class ServiceSet:
+    """See the module's docstring. `state` says where everything is; `failed()` waits for the set to fail."""
+
+    def __init__(self, options: SetOptions) -> None:
+        self.options = options
+        self.paths = Paths(options.data)
+        self._sink = LogSink(options.log)
+        self._children: dict[str, Child] = {}
+        self._stack = contextlib.ExitStack()
+        self._keepers: list[asyncio.Task[None]] = []
+        self._state: SetState | None = None
+        self._http_url = ""
+
+    @property
+    def state(self) -> SetState:
+        assert self._state is not None, "the set is not up"
+        return self._state
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self._start()
+        except BaseException:
+            await self._stop()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._stop()
+
+    async def failed(self) -> None:
+        """Until a child is lost for good: raises the CliError that says so. Cancel it to go on to the end."""
+        done, _ = await asyncio.wait(self._keepers, return_when=asyncio.FIRST_EXCEPTION)
+        for task in done:
+            task.result()
+
+    # --- start ---
+
+    async def _start(self) -> None:
+        self._stack.enter_context(state.locked(self.paths))
+        await asyncio.to_thread(end_leftovers, self.paths)
+        found = await asyncio.to_thread(
+            agents_config.findings, agents_dir=self.options.agents_dir, agents_file=self.options.agents_file
+        )
+        agents_config.write(self.paths.agents_file, found)
+        passwords = nats_server.passwords(self.paths)
+        token = self._http_token()
+        server = nats_server.EmbeddedServer(self.paths, passwords)
+        server.prepare()
+        await self._run(self._nats_spec(server))
+        specs = [self._service_spec(name, server, passwords) for name in _SERVICES]
+        try:
+            async with asyncio.TaskGroup() as group:
+                for spec in specs:
+                    group.create_task(self._run(spec), name=f"start-{spec.name}")
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None  # the others were cancelled for it
+        supervisor = identify(os.getpid())
+        assert supervisor is not None
+        self._state = SetState(
+            data=str(self.paths.root),
+            http_url=self._http_url,
+            token_file=str(token),
+            nats_url=server.url,
+            nats_user="cli",
+            nats_password_file=str(passwords["cli"]),
+            tenant=self.options.tenant,
+            supervisor=supervisor,
+            ephemeral=self.options.ephemeral,
+            started_at=time.time_ns() // 1_000_000,
+        )
+        self._note_children()
+
+    async def _run(self, spec: ChildSpec) -> None:
+        child = self._children[spec.name] = Child(spec, self._sink)
+        await child.start()
+        self._keepers.append(asyncio.create_task(child.keep(), name=f"keep-{spec.name}"))
+
+    def _note_children(self) -> None:
+        """After each start of a child: the state file names the living ones."""
+        if self._state is not None:
+            living = {name: child.identity for name, child in self._children.items() if child.identity is not None}
+            self._state = replace(self._state, children=living)
+            state.write(self.paths, self._state)
+
+    def _http_token(self) -> Path:
+        """The bearer token, kept over restarts; the backend gets its digest."""
+        if not self.paths.http_token.exists():
+            write_whole(self.paths.http_token, secrets.token_urlsafe(32).encode())
+        token = self.paths.http_token.read_text(encoding="ascii").strip()
+        digest = hashlib.sha256(token.encode()).hexdigest()
+        entry = {"token_sha256": digest, "tenant": self.options.tenant, "name": "local"}
+        write_whole(self.paths.root / "http-tokens.json", json.dumps([entry]).encode())
+        return self.paths.http_token
+
+    def _nats_spec(self, server: nats_server.EmbeddedServer) -> ChildSpec:
+        def started(facts: dict[str, Any]) -> None:
+            server.started(facts)
+            self._note_children()
+
+        return ChildSpec(
+            name="nats",
+            argv=(str(nats_server.find_binary()), "-c", str(server.config)),
+            env=inherited(os.environ, everything=False),
+            log=self.paths.logs / "nats.log",
+            ready=server.ready,
+            restarted=started,
+            json_lines=False,
+        )
+
+    def _service_spec(self, name: str, server: nats_server.EmbeddedServer, passwords: dict[str, Path]) -> ChildSpec:
+        ready_file = self.paths.ready / f"{name}.json"
+        ready_file.unlink(missing_ok=True)
+        env = inherited(os.environ, everything=name == "agent") | {
+            "TETHER_NATS_URL": server.url,
+            "TETHER_NATS_USER": name,
+            "TETHER_NATS_PASSWORD_FILE": str(passwords[name]),
+            "TETHER_TENANTS": self.options.tenant,
+            "TETHER_LOG_FORMAT": "console" if self.options.log == "console" else "json",
+            "TETHER_LOG_LEVEL": self.options.log_level,
+            "TETHER_READY_FILE": str(ready_file),
+            **self._own_settings(name, passwords),
+        }
+
+        def started(facts: dict[str, Any]) -> None:
+            if name == "backend":
+                # A restarted backend keeps its address: clients and the state file know it.
+                self._http_url = str(facts["url"])
+                env["TETHER_HTTP_PORT"] = self._http_url.rpartition(":")[2]
+            self._note_children()
+
+        return ChildSpec(
+            name=name,
+            argv=(sys.executable, "-P", "-m", _SERVICES[name]),
+            env=env,
+            log=self.paths.logs / f"{name}.log",
+            ready=ready_by_file(ready_file),
+            restarted=started,
+            json_lines=self.options.log != "console",
+        )
+
+    def _own_settings(self, name: str, passwords: dict[str, Path]) -> dict[str, str]:
+        match name:
+            case "router":
+                return {"TETHER_EVENTS_MAX_BYTES": str(EPHEMERAL_LOG_BYTES)} if self.options.ephemeral else {}
+            case "agent":
+                return {
+                    "TETHER_AGENT_STATE_DIR": str(self.paths.agent),
+                    "TETHER_AGENT_WORKSPACES_DIR": str(self.paths.workspaces),
+                    "TETHER_AGENTS_FILE": str(self.paths.agents_file),
+                    "TETHER_AGENT_COLLECTOR_USER": "collector",
+                    "TETHER_AGENT_COLLECTOR_PASSWORD_FILE": str(passwords["collector"]),
+                    # An ephemeral set leaves nothing behind, however it ends.
+                    "TETHER_AGENT_STOP_SANDBOXES": "true" if self.options.ephemeral else "false",
+                }
+            case _:
+                return {
+                    "TETHER_HTTP_HOST": "127.0.0.1",
+                    "TETHER_HTTP_PORT": str(self.options.http_port),
+                    "TETHER_HTTP_TOKENS_FILE": str(self.paths.root / "http-tokens.json"),
+                    "TETHER_DATABASE_URL": f"sqlite+aiosqlite:///{self.paths.backend / 'tether.sqlite3'}",
+                }
+
+    # --- end ---
+
+    async def _stop(self) -> None:
+        """Every step is taken, whatever became of the one before it. Shielded: a set is ended whole."""
+        await asyncio.shield(asyncio.create_task(self._stop_in_order(), name="set-stop"))
+
+    async def _stop_in_order(self) -> None:
+        for name in ("backend", "router"):
+            await self._stop_child(name)
+        if "agent" in self._children:
+            stopped = await self._stop_sandboxes()
+            await self._stop_child("agent")
+            if not stopped:
+                await asyncio.to_thread(stop_sandboxes_offline, self.paths)
+        await self._stop_child("nats")
+        for task in self._keepers:
+            task.cancel()
+        await asyncio.gather(*self._keepers, return_exceptions=True)
+        if self._state is not None:
+            self.paths.state.unlink(missing_ok=True)
+        self._stack.close()
+
+    async def _stop_child(self, name: str) -> None:
+        child = self._children.get(name)
+        if child is not None:
+            await child.stop()
+
+    async def _stop_sandboxes(self) -> bool:
+        """Ask the agent service, while the bus is there, so that every end is told in the log."""
+        if self._state is None:
+            return False
+        try:
+            password = self._state.nats_password
+            async with await connect(
+                self._state.nats_url, name="tether-set", user="cli", password=password, connect_timeout_s=3.0
+            ) as bus:
+                answer = await bus.request(subjects.agent("stop"), b'{"all": true}', timeout_s=SANDBOXES_STOP_S)
+        except BusError as error:
+            self._sink.say("sandboxes_not_stopped", reason=str(error))
+            return False
+        return "problem" not in json.loads(answer.data)
+
+
+def end_leftovers(paths: Paths) -> None:
+    """End the children of a set whose process was killed: they are ending already, and hold ports and files."""
+    previous = state.read(paths)
+    if previous is None:
+        return
+    for process in previous.children.values():
+        end(process, term_s=LEFTOVER_TERM_S)
+    paths.state.unlink(missing_ok=True)
+
+
+def stop_sandboxes_offline(paths: Paths) -> bool:
+    """End what an agent service of this data directory left running, without a bus."""
+    if not (paths.agent / "sandboxes").is_dir():
+        return True
+    import subprocess
+
+    env = inherited(os.environ, everything=False) | {
+        "TETHER_AGENT_STATE_DIR": str(paths.agent),
+        "TETHER_AGENT_WORKSPACES_DIR": str(paths.workspaces),
+        "TETHER_LOG_LEVEL": "warning",
+    }
+    with (paths.logs / "agent.log").open("ab") as log:
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "tether_agent", "stop-sandboxes"],
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            timeout=2 * SANDBOXES_STOP_S,
+            check=False,
+        )
+    return done.returncode == 0
+
+
+@contextlib.asynccontextmanager
+async def ephemeral(
+    *, agents_dir: Path | None = None, agents_file: Path | None = None, log_level: str = "warning"
+) -> AsyncIterator[SetState]:
+    """A set that lives as long as the context, in a directory of its own that is removed after it."""
+    root = Path(tempfile.mkdtemp(prefix="tether-"))
+    try:
+        options = SetOptions(
+            data=root / "data",
+            agents_dir=agents_dir,
+            agents_file=agents_file,
+            log="quiet",
+            log_level=log_level,
+            ephemeral=True,
+        )
+        async with ServiceSet(options) as up:
+            failing = asyncio.create_task(up.failed(), name="set-failed")
+            try:
+                yield up.state
+            finally:
+                failing.cancel()
+                await asyncio.gather(failing, return_exceptions=True)
+    finally:
+        await asyncio.to_thread(shutil.rmtree, root, ignore_errors=True)
+
+
+@contextlib.asynccontextmanager
+async def running_or_ephemeral(
+    data: Path | None, *, agents_dir: Path | None = None, agents_file: Path | None = None
+) -> AsyncIterator[SetState]:
+    """The set that is up in this data directory, else an ephemeral one (`state.ephemeral` tells)."""
+    found = state.running(data)
+    if found is not None:
+        if agents_dir is not None or agents_file is not None:
+            raise CliError(
+                "a set is up, and agents are chosen when it starts",
+                remedy="leave --agents-dir and --agents-file out, or restart the set with them",
+                exit_code=Exit.USAGE,
+            )
+        yield found
+        return
+    async with ephemeral(agents_dir=agents_dir, agents_file=agents_file) as started:
+        yield started

@@ -1,0 +1,106 @@
+"""From a command to the set: a client for its state, one event loop, and every failure as one line with its remedy."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+import httpx2
+import structlog
+
+from tether.api import ExecutionView
+from tether.client import Client, NatsCredentials
+from tether.errors import BusError, Code, InvalidError, ProblemError
+from tether.ids import check_token
+from tether.settings import ConfigurationError
+from tether_cli.output import CliError, Exit, from_problem
+from tether_cli.state import SetState
+
+T = TypeVar("T")
+PATIENCE_S = 5.0  # the set is on this machine: what does not answer by then is not there
+
+_REMEDIES = {
+    Code.RUNTIME_UNAVAILABLE: "`tether doctor` says what is wrong",
+    Code.UNAUTHENTICATED: "the token file does not belong to this set; restart it with `tether down` and `tether up`",
+    Code.SESSION_BUSY: "wait for the response, stop it with `tether stop`, or use another conversation",
+    Code.SESSION_STREAM_NOT_ACTIVE: "nothing runs there now; `tether run --conversation ID` starts a response",
+    Code.INTERACTION_SETTLED: "`tether show CONVERSATION` says what was answered",
+    Code.TARGET_STALE: "`tether ps` lists what runs now",
+    Code.NOT_FOUND: "`tether ps --all` lists what there is",
+    Code.REQUEST_CONFLICT: "use another request id",
+    Code.CURSOR_POSITION_CHANGED: "attach without --cursor",
+}
+
+
+def token(value: str, name: str) -> str:
+    """`value` if it may name something. Raises CliError naming the argument."""
+    try:
+        return check_token(value, name)
+    except InvalidError as error:
+        raise CliError(f"{name} {error.remedy}", exit_code=Exit.USAGE, code=Code.INVALID) from None
+
+
+def http_client(state: SetState) -> Client:
+    return Client.http(state.http_url, state.token, patience_s=PATIENCE_S)
+
+
+def nats_client(state: SetState) -> Client:
+    credentials = NatsCredentials(user=state.nats_user, password=state.nats_password)
+    return Client.nats(state.nats_url, credentials, tenant=state.tenant)
+
+
+def as_cli_error(error: ProblemError) -> CliError:
+    told = from_problem(error.problem)
+    if not told.remedy:
+        told.remedy = _REMEDIES.get(error.problem.code, "")
+    return told
+
+
+def run(call: Coroutine[Any, Any, T]) -> T:
+    """Run a command's coroutine. Raises CliError for everything that a user can meet."""
+    # stdout is the command's: what libraries log goes to stderr, from warnings on.
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+    try:
+        return asyncio.run(call)
+    except ProblemError as error:
+        raise as_cli_error(error) from None
+    except ConfigurationError as error:
+        raise CliError("; ".join(error.problems), exit_code=Exit.USAGE) from None
+    except BusError as error:
+        raise CliError(
+            f"the message bus does not answer: {error.detail}",
+            remedy="`tether doctor` says what is wrong",
+            exit_code=Exit.UNREACHABLE,
+        ) from None
+    except BrokenPipeError:
+        raise  # who read stdout has gone: the frame ends quietly
+    except (httpx2.HTTPError, OSError) as error:
+        raise CliError(
+            f"the set does not answer ({type(error).__name__}: {error})",
+            remedy="`tether doctor` says what is wrong",
+            exit_code=Exit.UNREACHABLE,
+        ) from None
+
+
+async def active_execution(client: Client, name: str) -> ExecutionView:
+    """The execution that `name` means: itself, or the one that runs in the conversation of this name."""
+    try:
+        return await client.execution(name)
+    except ProblemError as error:
+        if error.problem.code is not Code.NOT_FOUND:
+            raise
+    found = (await client.executions(conversation=name, active=True, limit=1)).executions
+    if not found:
+        raise CliError(
+            f"{name} is neither an execution nor a conversation in which one runs",
+            remedy="`tether ps` lists what runs",
+            exit_code=Exit.USAGE,
+            code=Code.NOT_FOUND,
+        )
+    return found[0]
