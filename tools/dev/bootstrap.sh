@@ -25,7 +25,8 @@ if command -v uv >/dev/null; then
   exit 0
 fi
 
-if [ ! -x "$venv/bin/python" ] && ! "$python" -m venv "$venv" 2>/dev/null; then
+# A venv that uv made has no pip.
+if ! "$venv/bin/python" -m pip --version >/dev/null 2>&1 && ! "$python" -m venv --clear "$venv" 2>/dev/null; then
   rm -rf "$venv"
   echo "tether: $python cannot make a virtual environment; install its venv module (Debian 12: apt-get install python3-venv)" >&2
   exit 1

@@ -13,8 +13,8 @@ from tether.control import ControlReply
 from tether.errors import Code, Problem, problem
 
 # `pending`: the collector has it, the CLI not yet. `later`: not now, and what the log says next decides (the response
-# has ended, the sandbox drains or recovers, the record lags). `not_known`: the collector never had it. `unknown`: it may
-# or may not have reached the CLI.
+# has ended, the sandbox drains or recovers, the record lags). `not_known`: the collector never had it. `unknown`: it
+# may or may not have reached the CLI.
 Standing = Literal["delivered", "pending", "later", "not_known", "unknown", "refused"]
 
 # Refusals that pass: nothing was done, and the execution's own log will tell how it goes on.
