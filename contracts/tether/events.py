@@ -48,6 +48,11 @@ RESPONSE_FAILED: Final = "response.failed"
 RESPONSE_SUPERSEDED: Final = "response.superseded"
 RECOVERY: Final = "recovery"
 
+def request_event_id(request: str, kind: str, attempt: int = 1) -> str:
+    """The id of a conversation-level event about a request: one per request and type, and of failures one per attempt."""
+    return f"{request}/{kind}" if attempt == 1 else f"{request}/{attempt}/{kind}"
+
+
 # Deltas: adjacent ones of one segment may be merged in a frame.
 DELTAS: Final = frozenset({TEXT_DELTA, REASONING_DELTA, TOOL_PROGRESS})
 
@@ -67,7 +72,8 @@ class BlobRef(Body):
 
 
 class ExecutionStarted(Body):
-    """The claim: the process exists only after this is stored. `target` as in `ids.ExecutionTarget`."""
+    """The claim: the process exists only after this is stored. `target` as in `ids.ExecutionTarget`. `key_source`: where
+    the agent's key comes from (names of variables and of a file, never a value)."""
 
     boot: str
     instance: str
@@ -77,6 +83,7 @@ class ExecutionStarted(Body):
     request: str
     adapter_version: str
     resumed_from: str | None = None
+    key_source: str | None = None
 
 
 class SessionBound(Body):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,6 +20,13 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 PREFIX = "TETHER_"
 # Variables of other programs of the set that a service may find in its environment without reading them.
 FOREIGN_PREFIXES = ("TETHER_SCRIPTED_", "TETHER_TEST_", "TETHER_CLI_", "TETHER_PROCESS_")
+
+_SECRET_NAME = re.compile(r"(^|_)(API_?KEY|KEY|TOKEN|SECRET|PASSWORD|CREDENTIALS?|HEADERS)(_|$)", re.IGNORECASE)
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether a variable of this name holds a secret: `ANTHROPIC_API_KEY`, `…_TOKEN`, `…_CUSTOM_HEADERS`."""
+    return _SECRET_NAME.search(name) is not None
 
 
 class ServiceSettings(BaseSettings):

@@ -25,6 +25,7 @@ from typing import Annotated, Any, Final
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from tether.service import write_whole
+from tether.settings import is_secret_name
 
 _FILE_BYTES_MAX: Final = 1 << 20
 _LINE: Final = re.compile(r"(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)=(.*)")
@@ -56,7 +57,7 @@ class AgentsFile(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """`variables`: kind → name → value. `sources`: kind → where its keys came from, fit to be shown.
+    """`variables`: kind → name → value. `sources`: kind → where its keys came from, fit to be shown; no entry: no key.
     `missing`: kind → names of `env_from` that the agent service does not have."""
 
     variables: Mapping[str, Mapping[str, str]] = field(repr=False)
@@ -85,19 +86,29 @@ def environment(agents: AgentsFile, environ: Mapping[str, str]) -> Environment:
     sources: dict[str, str] = {}
     missing: dict[str, tuple[str, ...]] = {}
     for kind, agent in agents.agents.items():
-        chosen = dict(agent.env)
-        taken = [name for name in agent.env_from if environ.get(name)]  # an empty one is none
-        chosen.update({name: environ[name] for name in taken})
+        chosen, origins = dict(agent.env), dict.fromkeys(agent.env, "the agents file")
+        taken = {name: environ[name] for name in agent.env_from if environ.get(name)}  # an empty one is none
+        chosen.update(taken)
+        origins.update(dict.fromkeys(taken, "the agent service's environment"))
         if absent := tuple(name for name in agent.env_from if not environ.get(name)):
             missing[kind] = absent
-        if taken:
-            sources[kind] = f"{', '.join(taken)} of the agent service's environment"
         if agent.key_file is not None:
             kept = _key_file(agent.key_file)
             chosen.update(kept)
-            sources[kind] = f"{', '.join(sorted(kept))} of {agent.key_file}"
+            origins.update(dict.fromkeys(kept, str(agent.key_file)))
         variables[kind] = chosen
+        if source := _source_of(origins):
+            sources[kind] = source
     return Environment(variables, sources, missing)
+
+
+def _source_of(origins: Mapping[str, str]) -> str:
+    """Where each key comes from, by the names of the variables that hold one: what else is set is no key."""
+    by_origin: dict[str, list[str]] = {}
+    for name in sorted(origins):
+        if is_secret_name(name):
+            by_origin.setdefault(origins[name], []).append(name)
+    return "; ".join(f"{', '.join(names)} of {origin}" for origin, names in by_origin.items())
 
 
 def write_environment(path: Path, found: Environment) -> None:

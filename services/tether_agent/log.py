@@ -2,7 +2,7 @@
 
 `execution.ended{never_started}` goes to the execution's subject at base 0, where the collector's claim would be: the
 server lets exactly one of the two in. `response.failed` goes to the conversation's `_`, one event per message, by
-compare-and-set, idempotent by its id `{request}/response.failed`: who loses reads forward and looks for the own id.
+compare-and-set, idempotent by its id (`events.request_event_id`): who loses reads forward and looks for the own id.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ async def tell_failure(bus: Bus, command: StartCommand, failure: Problem, *, now
     stream = subjects.events_stream(target.tenant)
     subject = subjects.event(target.tenant, target.workspace, target.conversation, EXECUTION_TOKEN_CONVERSATION)
     event = ConversationEvent(
-        id=f"{command.request_id}/{events.RESPONSE_FAILED}",
+        id=events.request_event_id(command.request_id, events.RESPONSE_FAILED, command.attempt),
         generation=target.response_generation,
         at=now_ms,
         type=events.RESPONSE_FAILED,

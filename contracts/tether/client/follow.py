@@ -9,9 +9,9 @@ wait meanwhile in the subscription's bounded buffer. Each new attach has a highe
 been verified, with what the caller was given by execution (`applied`) and the conversation's event ids: what comes
 again is dropped by identity. The caller's own cursor may be past a live copy that was lost, this one never is.
 
-A log that was made anew under a living connection has no new epoch. It shows as a live copy that is not younger than
-the one before it, or, in a silence, as a stream of another birth or a shorter one: both mean another attach, which
-judges the cursor.
+A log that was made anew under a living connection has no new epoch. It shows as a live copy that is stored later than
+what was seen and yet at an older place, or, in a silence, as a stream of another birth or a shorter one: both mean
+another attach, which judges the cursor.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from tether.errors import (
     problem,
 )
 from tether.events import ConversationEvent
-from tether.ports import Bus, LiveSubscription, StoredMessage
+from tether.ports import Bus, LiveMessage, LiveSubscription, StoredMessage
 from tether.snapshot import Snapshot
 from tether.subjects import EventAddress
 
@@ -253,7 +253,7 @@ class _Round:
         self._epoch = self._bus.epoch
         self._subscription: LiveSubscription | None = None
         self._created = ""
-        self._live_sequence = 0  # of the last live copy: they come in the stream's order
+        self._newest = (0, 0)  # sequence and stored time (ns) of the newest message seen in this log
         self._unverified = 0  # live copies since the log was last asked
         self._probes = 0  # of a silence, without answer yet
 
@@ -332,10 +332,14 @@ class _Round:
         at_cursor = None
         if 0 < effect.cursor_sequence <= state.last_sequence:
             at_cursor = await self._bus.at(self._where.stream, effect.cursor_sequence)
+        if at_cursor is not None:
+            self._saw(at_cursor)
         return at.EndKnown(effect.token, state.last_sequence, at_cursor)
 
     async def _read(self, effect: at.Read) -> Sequence[AttachEffect | _Verified]:
         batch = await self._bus.read(self._where.stream, effect.after, self._where.events)
+        if batch:
+            self._saw(batch[-1])
         effects = self._apply(at.BatchRead(effect.token, effect.round, batch))
         if batch and _read_on(effects, batch[-1]):
             verified = _Verified(Cursor.after(batch[-1].sequence, batch[-1].stored_at_ns))
@@ -363,14 +367,18 @@ class _Round:
             return self._silent()
         if message.sequence == 0:
             return []  # published to the live subject by hand: no copy of a stored message
-        if message.sequence <= self._live_sequence:
-            raise _AttachAgain("a live copy is not younger than the one before it")
-        self._live_sequence = message.sequence
+        sequence, stored_at_ns = self._newest
+        if message.sequence <= sequence and message.stored_at_ns > stored_at_ns:
+            raise _AttachAgain("a live copy is younger than what was seen, at an older place")
+        self._saw(message)
         self._unverified += 1
         effects = self._apply(at.LiveArrived(self._machine.token, message))
         if self._unverified >= VERIFY_AFTER and self._machine.live:
             return [*effects, *self._silent()]
         return effects
+
+    def _saw(self, message: StoredMessage | LiveMessage) -> None:
+        self._newest = max(self._newest, (message.sequence, message.stored_at_ns))
 
     def _silent(self) -> list[AttachEffect]:
         effects = self._apply(at.Silent(self._machine.token))

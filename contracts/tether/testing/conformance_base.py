@@ -11,7 +11,7 @@ from tether.kv import Bucket
 from tether.ports import Bus, Job, LiveSubscription
 
 T = TypeVar("T")
-WITHIN_S = 10.0
+WITHIN_S = 20.0
 
 
 class Harness(Protocol):

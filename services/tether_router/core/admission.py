@@ -367,7 +367,9 @@ def _enter(state: Admission) -> Step:
 
 
 def _event_id(state: Admission, kind: str) -> str:
-    return f"{state.prompt.request_id}/{kind}"
+    """The message is told once, whatever the attempts; each attempt has a response of its own."""
+    attempt = 1 if kind == events.PROMPT_ADMITTED else state.attempt
+    return events.request_event_id(state.prompt.request_id, kind, attempt)
 
 
 def _append(state: Admission, phase: Phase, identity: str, kind: str, body: Body) -> Step:
@@ -548,7 +550,7 @@ def failure_id(state: Admission) -> str:
     request, kind = state.prompt.request_id, events.RESPONSE_FAILED
     if state.failure is not None and state.failure.code is Code.REQUEST_CONFLICT:
         return f"{request}/{state.prompt.digest[:8]}/{kind}"
-    return f"{request}/{kind}" if state.attempt == 1 else f"{request}/{state.attempt}/{kind}"
+    return events.request_event_id(request, kind, state.attempt)
 
 
 def _tell_failure(state: Admission) -> Step:
