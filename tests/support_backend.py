@@ -279,21 +279,29 @@ async def running_backend(
             await db.close()
 
 
-async def project_all(projector: Projector) -> None:
-    """Run a projector until its consumer has nothing left, then stop it."""
+@contextlib.asynccontextmanager
+async def projecting(projector: Projector) -> AsyncIterator[None]:
+    """The projector works while the block runs. Raises what ended it."""
     work = asyncio.create_task(projector.run(), name="projector")
     try:
-
-        async def done() -> bool:
-            if work.done():
-                work.result()
-            state = await projector._bus.consumer(projector.stream, projector.durable)
-            return state is not None and state.pending == 0 and state.ack_pending == 0
-
-        await eventually(done, "the projection caught up")
+        yield
     finally:
         work.cancel()
-        await asyncio.gather(work, return_exceptions=True)
+        found = (await asyncio.gather(work, return_exceptions=True))[0]
+        if isinstance(found, Exception):
+            raise found
+
+
+async def project_all(projector: Projector, bus: Bus) -> None:
+    """Run a projector until its consumer has nothing left and nothing unacked, then stop it."""
+
+    async def done() -> bool:
+        state = await bus.consumer(projector.stream, projector.durable)
+        bound = projector.bound.is_set()
+        return bound and state is not None and state.pending == 0 and state.ack_pending == 0
+
+    async with projecting(projector):
+        await eventually(done, "the projection caught up")
 
 
 # --- SSE ---

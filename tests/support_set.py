@@ -1,122 +1,116 @@
-"""A whole set in a test: HTTP by its own token, prompts for the scripted agent, the processes that belong to it."""
+"""The whole set for tests, as a user starts and ends it: `tether up --detach` and `tether down --wipe`."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import json
-from collections.abc import Awaitable, Callable
+import fcntl
+import os
+import pty
+import select
+import subprocess
+import sys
+import tempfile
+import termios
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import httpx2
+from tether_cli import state
+from tether_cli.state import Paths, SetState
 
-from tether_agent.providers import procfs
-from tether_cli.state import SetState
-
-DEADLINE_S = 40.0
-
-
-async def eventually(condition: Callable[[], Awaitable[bool]], what: str, timeout_s: float = DEADLINE_S) -> None:
-    """Raises TimeoutError naming `what`."""
-    try:
-        async with asyncio.timeout(timeout_s):
-            while not await condition():  # noqa: ASYNC110 - conditions of other processes
-                await asyncio.sleep(0.05)
-    except TimeoutError:
-        raise TimeoutError(f"{what} did not happen within {timeout_s:g} s") from None
+UP_S = 120.0
+COMMAND_S = 60.0
+Keys = str | Callable[[], str]  # what is typed, or what happens elsewhere before that is typed
 
 
-class Http:
-    """The set's HTTP API."""
+def environment(home: Path, extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Without anything of the developer's own configuration."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("TETHER_", "ANTHROPIC_", "XDG_"))}
+    return {**kept, "HOME": str(home), "TERM": "dumb", "PYTHONUNBUFFERED": "1", **(extra or {})}
 
-    def __init__(self, up: SetState) -> None:
-        headers = {"Authorization": f"Bearer {up.token}"}
-        self.client = httpx2.AsyncClient(base_url=up.http_url, headers=headers, timeout=30.0)
 
-    async def __aenter__(self) -> Http:
-        return self
+@dataclass(frozen=True)
+class TetherSet:
+    """A set that is up, and commands against it."""
 
-    async def __aexit__(self, *_: object) -> None:
-        await self.client.aclose()
+    home: Path
+    data: Path
 
-    async def prompt(self, conversation: str, request: str, text: str, **more: Any) -> dict[str, Any]:
-        body = {
-            "request_id": request,
-            "content": [{"type": "text", "text": text}],
-            "agent": {"kind": "scripted"},
-            **more,
-        }
-        answer = await self.client.post(f"/v1/conversations/{conversation}/messages", json=body)
-        assert answer.status_code == 202, answer.text
-        found: dict[str, Any] = answer.json()
+    @property
+    def state(self) -> SetState:
+        found = state.read(Paths(self.data))
+        assert found is not None
         return found
 
-    async def conversation(self, conversation: str) -> dict[str, Any]:
-        """Empty where the projection does not know it yet."""
+    def command(self, *arguments: str) -> list[str]:
+        return [sys.executable, "-m", "tether_cli", *arguments, "--data", str(self.data)]
+
+    def tether(self, *arguments: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            self.command(*arguments),
+            env=environment(self.home),
+            input=stdin,
+            stdin=subprocess.DEVNULL if stdin is None else None,
+            capture_output=True,
+            text=True,
+            timeout=COMMAND_S,
+            check=False,
+        )
+
+
+@contextlib.contextmanager
+def running_set() -> Iterator[TetherSet]:
+    with tempfile.TemporaryDirectory(prefix="tether-set-") as root:
+        up = TetherSet(Path(root), Path(root) / "data")
+        command = up.command("up", "--detach")
+        started = subprocess.run(
+            command, env=environment(up.home), capture_output=True, text=True, timeout=UP_S, check=False
+        )
+        assert started.returncode == 0, started.stdout + started.stderr
         try:
-            answer = await self.client.get(f"/v1/conversations/{conversation}")
-        except httpx2.TransportError:
-            return {}
-        found: dict[str, Any] = answer.json() if answer.status_code == 200 else {}
-        return found
-
-    async def outcomes(self, conversation: str) -> list[str | None]:
-        found = await self.conversation(conversation)
-        return [response.get("outcome") for response in found.get("responses", [])]
-
-    async def texts(self, conversation: str) -> list[str]:
-        found = await self.conversation(conversation)
-        return [item["state"]["text"] for item in found.get("items", []) if item["kind"] == "text"]
-
-    async def ended(self, conversation: str, count: int) -> None:
-        """Until `count` responses of the conversation have an outcome and their executions are over."""
-
-        async def over() -> bool:
-            found = await self.conversation(conversation)
-            outcomes = [response.get("outcome") for response in found.get("responses", [])]
-            states = [execution["state"] for execution in found.get("executions", [])]
-            return len(outcomes) == count and None not in outcomes and set(states) == {"ended"}
-
-        await eventually(over, f"the end of {count} responses")
+            yield up
+        finally:
+            down = up.tether("down", "--wipe")
+            assert down.returncode == 0, down.stdout + down.stderr
 
 
-def _read(pid: int, name: str) -> bytes:
+def on_terminal(
+    argv: Sequence[str], env: Mapping[str, str], steps: Sequence[tuple[str, Keys]], *, timeout_s: float = COMMAND_S
+) -> tuple[int, str]:
+    """Run a command on a terminal of its own: once a step's text has appeared (after the step before), its keys are
+    typed. Returns the exit code and everything shown; fails where a text never appears."""
+    master, slave = pty.openpty()
+    process = subprocess.Popen(
+        argv,
+        env=dict(env),
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )
+    os.close(slave)
+    shown, position = b"", 0
+    waiting = list(steps)
+    deadline_s = time.monotonic() + timeout_s
     try:
-        return Path(f"/proc/{pid}/{name}").read_bytes()
-    except (FileNotFoundError, ProcessLookupError, PermissionError):
-        return b""
-
-
-def listening_addresses(pids: set[int]) -> list[str]:
-    """Addresses (as the kernel writes them) on which these processes listen over TCP."""
-    sockets = set()
-    for pid in pids:
-        for entry in Path(f"/proc/{pid}/fd").iterdir():
-            with contextlib.suppress(FileNotFoundError):
-                sockets.add(str(entry.readlink()).removeprefix("socket:[").removesuffix("]"))
-    rows = [line.split() for table in ("tcp", "tcp6") for line in _table(table)]
-    return [row[1].partition(":")[0] for row in rows if row[3] == "0A" and row[9] in sockets]
-
-
-def _table(name: str) -> list[str]:
-    return Path(f"/proc/net/{name}").read_text().splitlines()[1:]
-
-
-def processes_of(root: Path) -> list[str]:
-    """Living processes whose arguments or environment name this directory: what a set must not leave behind."""
-    needle = str(root).encode()
-    found = []
-    for pid in procfs.pids():
-        if procfs.identify(pid) is None:
-            continue
-        if needle in _read(pid, "cmdline") + b"\0" + _read(pid, "environ"):
-            found.append(f"{pid} {' '.join(procfs.argv_of(pid))[:200]}")
-    return found
-
-
-def collector_of(root: Path) -> procfs.Identity:
-    """The collector of the only sandbox of a data directory."""
-    [path] = (root / "agent" / "sandboxes").glob("*/sandbox.json")
-    value = json.loads(path.read_bytes())
-    return procfs.Identity(value["pid"], value["start_ticks"], value["machine_boot"])
+        while time.monotonic() < deadline_s:
+            if select.select([master], [], [], 0.1)[0]:
+                try:
+                    data = os.read(master, 4096)
+                except OSError:
+                    break  # the last one that had the terminal has gone
+                shown += data
+            if waiting and (at := shown.find(waiting[0][0].encode(), position)) >= 0:
+                position = at + len(waiting[0][0].encode())
+                keys = waiting.pop(0)[1]
+                os.write(master, (keys if isinstance(keys, str) else keys()).encode())
+        text = shown.decode("utf-8", "replace").replace("\r\n", "\n")
+        assert not waiting, f"never shown: {waiting[0][0]!r} in\n{text}"
+        return process.wait(max(1.0, deadline_s - time.monotonic())), text
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+        os.close(master)

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -145,7 +145,14 @@ class Rig:
     """One workspace's collector. Leaving the context ends it and every keeper that it left."""
 
     def __init__(
-        self, bus: Bus, url: str, tenant: str, root: Path, *, workspace: str = "w1", **environment: str
+        self,
+        bus: Bus,
+        url: str,
+        tenant: str,
+        root: Path,
+        *,
+        workspace: str = "w1",
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self.bus = bus
         self.tenant, self.workspace = tenant, workspace
@@ -155,7 +162,7 @@ class Rig:
         self.state_dir = self.directory / ".tether"
         self._root = root
         self._url = url
-        self._environment = environment
+        self._environment = dict(environment or {})
         self._process: subprocess.Popen[bytes] | None = None
         self._log = root / f"{workspace}.log"
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -360,10 +367,17 @@ class Rig:
 
 @asynccontextmanager
 async def collector(
-    bus: Bus, url: str, tenant: str, root: Path, *, workspace: str = "w1", start: bool = True, **environment: str
+    bus: Bus,
+    url: str,
+    tenant: str,
+    root: Path,
+    *,
+    workspace: str = "w1",
+    start: bool = True,
+    environment: Mapping[str, str] | None = None,
 ) -> AsyncIterator[Rig]:
     await bus.ensure(topology.tenant(tenant, max_bytes=256 << 20))
-    rig = Rig(bus, url, tenant, root, workspace=workspace, **environment)
+    rig = Rig(bus, url, tenant, root, workspace=workspace, environment=environment)
     try:
         if start:
             await rig.start()

@@ -51,6 +51,8 @@ class Blob:
 
 def externalise(event: Event) -> tuple[Event, Blob | None]:
     """The event with a body of at most EVENT_BODY_BYTES_MAX, and the blob that it refers to then."""
+    if event.type in ev.DELTAS and len(event.body["text"]) * 6 < EVENT_BODY_BYTES_MAX // 2:
+        return event, None  # the common case, asked for every token
     # A character takes at most 6 bytes in JSON; the exact size is asked only where it can matter.
     if _rough_chars(event.body) * 6 < EVENT_BODY_BYTES_MAX or _size(event.body) <= EVENT_BODY_BYTES_MAX:
         return event, None

@@ -64,7 +64,12 @@ Outcome = Claimed | Orphaned | Refused
 
 
 def claim_body(
-    command: StartCommand, target: ExecutionTarget, *, instance: str, adapter_version: str
+    command: StartCommand,
+    target: ExecutionTarget,
+    *,
+    instance: str,
+    adapter_version: str,
+    key_source: str | None = None,
 ) -> dict[str, Any]:
     """The body of `execution.started`."""
     body = ev.ExecutionStarted(
@@ -76,6 +81,7 @@ def claim_body(
         request=command.request_id,
         adapter_version=adapter_version,
         resumed_from=command.resume_session,
+        key_source=key_source,
     )
     return body.model_dump(mode="json", exclude_none=True)
 

@@ -109,6 +109,12 @@ class CollectorSettings(ServiceSettings):
             object.__setattr__(self, "sandbox", sandbox_id(self.tenant, self.workspace))
         return self
 
+    def key_source(self, kind: str) -> str | None:
+        """Where the provider says that this agent's key comes from; it writes that with the file of variables."""
+        sources = self.facts.get("key_sources")
+        source = sources.get(kind) if isinstance(sources, dict) else None
+        return source if isinstance(source, str) and source else None
+
     @property
     def state_dir(self) -> Path:
         """Everything that Tether keeps in the workspace."""

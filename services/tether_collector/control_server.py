@@ -155,7 +155,7 @@ class ControlServer:
             if shell is None:
                 return self._of_ended(request)
             self._check_authority(request)
-            machine = shell.machine
+            machine = shell.judging
             if machine is None:
                 raise ProblemError(problem(Code.RUNTIME_UNAVAILABLE, "the execution is being recovered"))
             rejection = machine.check_control(request.verb, target, request.payload)

@@ -96,6 +96,7 @@ class ExecutionShell:
         self._controls = {entry.control: entry for entry in around.journal.controls_of(start.execution)}
         self._receipts_moved = asyncio.Event()
         self._adopted_at = 0  # the record up to which the spool is history for the present link
+        self._replayed = False  # the spool's end was reached since the last rebuild
         self._bytes_since_state = 0
         self._paused = False
         self._fenced: str | None = None
@@ -109,6 +110,21 @@ class ExecutionShell:
     @property
     def machine(self) -> Execution | None:
         return None if self._pipeline is None else self._pipeline.machine
+
+    @property
+    def judging(self) -> Execution | None:
+        """The machine, once it knows everything that the spool held when the keeper was met: before, what it says of an
+        interaction or a turn is the past's, and a refusal would be final."""
+        pipeline = self._pipeline
+        if pipeline is None or self._rebase is not None:
+            return None
+        known = self._replayed if self._process.gone else pipeline.after >= self._adopted_at
+        return pipeline.machine if known else None
+
+    @property
+    def proven(self) -> bool:
+        """Nothing of the process is left; what remains is telling it."""
+        return self.machine is not None and self.machine.ended
 
     def summary(self) -> ExecutionSummary:
         machine = self.machine
@@ -127,15 +143,15 @@ class ExecutionShell:
         pipeline = self._pipeline
         if pipeline is None or not pipeline.caught_up:
             return None
-        mark = pipeline.watermark()
-        if not pipeline.tag_known:
-            # The ack carried no stored time: read it. A frame that came since makes the mark a hint, which it is.
-            message = await self._around.bus.last(
-                subjects.events_stream(self._address.tenant), self._address.subject, leader=False
-            )
-            if message is not None and message.sequence == mark.sequence:
-                mark = mark.model_copy(update={"tag": tag_of(message.stored_at_ns)})
-        return take(pipeline.machine.target, pipeline.fold.freeze(), mark, captured_at=now_ms())
+        async with self._writer.between_frames():
+            state, mark = pipeline.fold.freeze(), pipeline.watermark()
+            if not pipeline.tag_known:  # the ack carried no stored time
+                message = await self._around.bus.last(
+                    subjects.events_stream(self._address.tenant), self._address.subject, leader=False
+                )
+                if message is not None and message.sequence == mark.sequence:
+                    mark = mark.model_copy(update={"tag": tag_of(message.stored_at_ns)})
+        return take(pipeline.machine.target, state, mark, captured_at=now_ms())
 
     def accept(self, control: Control) -> None:
         """A journaled control: noted in the spool as soon as the keeper takes it."""
@@ -279,6 +295,7 @@ class ExecutionShell:
         link = self._process.live
         self._adopted_at = 0 if link is None else link.hello.last_record
         self._bytes_since_state = 0
+        self._replayed = False
         self._pipeline = pipeline
         if base.ordinal == 0 and pipeline.next_ordinal == 2:
             self._writer.offer([(event, claiming.CLAIM_POSITION)], 0)
@@ -342,6 +359,7 @@ class ExecutionShell:
         """At the end of the spool: close what is missing, look after the keeper, or wait for more."""
         pipeline, process = self._pipeline, self._process
         assert pipeline is not None
+        self._replayed = self._replayed or not self._paused
         if self._paused or (pipeline.machine.ended and not pipeline.behind_log):
             await self._kick.wait()
         elif not process.gone and process.live is None:

@@ -64,8 +64,8 @@ class Executions:
         return self._living.get(execution)
 
     def of_conversation(self, conversation: str) -> ExecutionShell | None:
-        """The living execution of a conversation."""
-        for shell in self._living.values():
+        """The living execution of a conversation, the latest where an earlier one is still being told."""
+        for shell in reversed(self._living.values()):
             if shell.start.conversation == conversation:
                 return shell
         return None

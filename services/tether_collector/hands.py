@@ -24,6 +24,7 @@ from tether_collector.keeper_link import KeeperLink, KeeperRefusedError, LinkLos
 from tether_collector.process import AgentProcess
 
 RETRY_S: Final = 0.25  # after a refusal that passes: a full stdin queue, a blocked spool
+DEADLINE_AGAIN_S: Final = 1.0
 PASSING: Final = frozenset({"stdin_full", "spool_blocked"})
 
 
@@ -43,6 +44,7 @@ class Hands:
         self._wake = asyncio.Event()
         self._link: KeeperLink | None = None
         self._done: set[object] = set()  # on this link
+        self._fired: dict[tuple[str, int], float] = {}  # deadlines recorded on this link, when
         self._log = structlog.get_logger("tether.collector")
 
     def poke(self) -> None:
@@ -66,6 +68,7 @@ class Hands:
         if link is not self._link:
             self._link = link
             self._done.clear()
+            self._fired.clear()
         pause_s: float | None = None
         try:
             for control, body in self._notes():
@@ -74,14 +77,25 @@ class Hands:
                 pause_s = _sooner(pause_s, await self._do(link, want))
         except LinkLost:
             return RETRY_S  # the same ids again on the next link
+        except KeeperRefusedError as error:  # of a timer: the spool takes nothing now
+            self._log.info("timer_delayed", code=error.code)
+            return RETRY_S
         return pause_s
 
     async def _do(self, link: KeeperLink, want: Want) -> float | None:
-        if isinstance(want, Deadline):
-            left_s = want.at / 1000 - time.time()
-            if left_s > 0:
-                return left_s
-        return await self._once(_key(want), link, want)
+        if not isinstance(want, Deadline):
+            return await self._once(_key(want), link, want)
+        left_s = want.at / 1000 - time.time()
+        if left_s > 0:
+            return left_s
+        # Still wanted after it was recorded: the clock was set back, so it is recorded again, not at every look.
+        fired_s = self._fired.get((want.name, want.at))
+        now_s = time.monotonic()
+        if fired_s is not None and now_s - fired_s < DEADLINE_AGAIN_S:
+            return DEADLINE_AGAIN_S - (now_s - fired_s)
+        await link.append("timer", {"name": want.name})
+        self._fired[want.name, want.at] = now_s
+        return DEADLINE_AGAIN_S
 
     async def _once(self, key: object, link: KeeperLink, what: Want | dict[str, Any]) -> float | None:
         if key in self._done:
@@ -106,8 +120,8 @@ class Hands:
                 await link.signal(name)
             case KillAll():
                 await link.kill()
-            case Deadline(name, _):
-                await link.append("timer", {"name": name})
+            case Deadline():
+                raise AssertionError("a deadline is recorded, not performed")
             case dict():
                 await link.append("note", {"kind": "control"}, _encode(what))
             case _:
@@ -120,8 +134,6 @@ def _key(want: Want) -> object:
             return ("stdin", control)
         case SendSignal(control, name):
             return ("signal", control, name)
-        case Deadline(name, at):
-            return ("deadline", name, at)
         case _:
             return type(want)
 

@@ -10,6 +10,8 @@ import hashlib
 import os
 import uuid
 
+from tether.subjects import EventAddress
+from tether_collector.claim import claim_event
 from tether_collector.config import AgentEnvironmentError, CollectorSettings, agent_environment
 from tether_collector.core.adapters import adapter_for
 from tether_collector.core.adapters.base import Adapter, Launch
@@ -27,6 +29,7 @@ def agent_launch(settings: CollectorSettings, start: Start) -> tuple[Launch, Ada
     """Raises InvalidError for an agent without an adapter (the start was checked, so only after a downgrade)."""
     command = start.command
     agent = command.agent
+    address = EventAddress(start.target.tenant, start.target.workspace, start.conversation, start.execution)
     launch = Launch(
         execution=start.execution,
         prompt_id=derived_uuid(start.execution, "prompt"),
@@ -37,6 +40,8 @@ def agent_launch(settings: CollectorSettings, start: Start) -> tuple[Launch, Ada
         model=agent.model,
         permission_mode=agent.permission_mode,
         args=agent.args,
+        # From the claim: a replay says the same, wherever the key comes from by then.
+        key_source=claim_event(address, start.claim).body.get("key_source"),
     )
     return launch, adapter_for(agent.kind)
 

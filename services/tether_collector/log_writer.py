@@ -12,7 +12,7 @@ import asyncio
 import random
 from collections import deque
 from collections.abc import Sequence
-from typing import Protocol, assert_never
+from typing import Protocol, assert_never, cast
 
 import structlog
 
@@ -83,6 +83,7 @@ class LogWriter:
         self._owner = owner
         self._machine = FrameWriter(address)
         self._running = False
+        self._frame = asyncio.Lock()  # held while a frame is in flight
         self._based = False  # the log's end has been read: before, nothing can follow it
         self._effects: deque[WriterEffect] = deque()
         self._wake = asyncio.Event()
@@ -118,6 +119,10 @@ class LogWriter:
         """Wait until everything offered is stored (or the writer is fenced, or does not run)."""
         while self._running and not (self.idle or self._machine.fenced):
             await self._next_move()
+
+    def between_frames(self) -> asyncio.Lock:
+        """Holding this, no frame is in flight, and what was told has been told to the owner."""
+        return self._frame
 
     async def run(self) -> None:
         self._stored_at_s = self._now()
@@ -159,7 +164,10 @@ class LogWriter:
     async def _perform(self, effect: WriterEffect) -> None:
         match effect:
             case Send():
-                self._feed(await self._send(effect))
+                async with self._frame:
+                    self._feed(await self._send(effect))
+                    while self._effects and isinstance(self._effects[0], Told):
+                        self._on_told(cast(Told, self._effects.popleft()))
             case ReadLast():
                 self._feed(LastRead(await self._read_last(effect.after_s)))
                 self._based = True

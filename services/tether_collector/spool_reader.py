@@ -227,7 +227,8 @@ class SpoolReader:
         if segment.searched == (segment.offset, size):
             return False
         rest = os.pread(segment.fd, size - segment.offset, segment.offset)
-        at = rest.find(records.RECORD_MAGIC, 1)
+        # From the position itself: what was half written when it was read may be whole by now, and is no damage then.
+        at = rest.find(records.RECORD_MAGIC)
         while at >= 0:
             end, _kind, number, _at_us, _meta_bytes, _data = records.parse(rest, at, segment.salt)
             if end > 0 and number >= self._next:

@@ -95,7 +95,7 @@ class Starter:
             detail = f"no command is configured for the agent {adapter.name}"
             raise ProblemError(problem(Code.CAPABILITY_MISSING, detail, agents=sorted(settings.agents)))
         living = self._executions.of_conversation(target.conversation)
-        if living is not None:
+        if living is not None and not living.proven:
             raise ProblemError(
                 problem(
                     Code.SESSION_BUSY,
@@ -136,7 +136,13 @@ class Starter:
         target = command.target.model_copy(update={"boot": settings.boot, "process_generation": FIRST_PROCESS})
         at = now_ms()
         adapter = adapter_for(command.agent.kind)
-        body = claim_body(command, target, instance=self._instance, adapter_version=adapter.version)
+        body = claim_body(
+            command,
+            target,
+            instance=self._instance,
+            adapter_version=adapter.version,
+            key_source=settings.key_source(adapter.name),
+        )
         start = Start(
             execution=target.execution,
             conversation=target.conversation,

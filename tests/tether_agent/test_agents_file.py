@@ -36,7 +36,7 @@ def test_keys_come_from_the_environment_and_from_a_closed_file_and_the_file_wins
         "ANTHROPIC_API_KEY": "sk-file",
         "OTHER": "a=b",
     }
-    assert found.sources["claude"] == f"ANTHROPIC_API_KEY, OTHER of {keys}"
+    assert found.sources["claude"] == f"ANTHROPIC_API_KEY of {keys}"
     assert found.missing["claude"] == ("ABSENT",)
     assert "sk-" not in repr(found)
 
@@ -45,6 +45,16 @@ def test_the_environment_is_named_as_the_source_where_it_is(tmp_path: Path) -> N
     file = written(tmp_path / "a.toml", '[agents.claude]\ncommand=["c"]\nenv_from=["ANTHROPIC_API_KEY"]\n')
     found = agents.environment(agents.load(file), {"ANTHROPIC_API_KEY": "sk-env"})
     assert found.sources == {"claude": "ANTHROPIC_API_KEY of the agent service's environment"}
+
+
+def test_each_key_is_named_with_its_own_source_and_what_is_no_key_is_not(tmp_path: Path) -> None:
+    keys = written(tmp_path / "keys.env", "CLAUDE_CODE_OAUTH_TOKEN=t\nANTHROPIC_BASE_URL=http://x\n")
+    text = f'[agents.claude]\ncommand=["c"]\nkey_file="{keys}"\nenv_from=["ANTHROPIC_API_KEY", "ANTHROPIC_MODEL"]\n'
+    file = written(tmp_path / "a.toml", f'{text}[agents.plain]\ncommand=["c"]\nenv={{ LEVEL = "1" }}\n')
+    found = agents.environment(agents.load(file), {"ANTHROPIC_API_KEY": "sk-env", "ANTHROPIC_MODEL": "m"})
+    assert found.sources == {
+        "claude": f"ANTHROPIC_API_KEY of the agent service's environment; CLAUDE_CODE_OAUTH_TOKEN of {keys}"
+    }
 
 
 def test_a_key_file_that_others_may_read_is_refused(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from support_set import Http, collector_of, eventually, processes_of
+from support_local_set import Http, collector_of, eventually, processes_of
 from tether_agent.providers import procfs
 from tether_cli import processes, state
 from tether_cli.state import SetState
@@ -148,7 +148,8 @@ async def test_down_after_a_killed_set_ends_the_sandboxes_that_it_left(data: Pat
 
         await eventually(working, "the first text")
     processes.send_signal(first.supervisor, signal.SIGKILL)
-    assert tether("down", data=data).returncode == 0
+    down = tether("down", data=data)
+    assert down.returncode == 0, down.stderr
     assert processes_of(data) == []
     async with Http(up(data)) as http:
         await http.ended("c1", 1)  # the next set tells how it ended
@@ -160,7 +161,7 @@ def test_a_set_that_cannot_start_detached_says_why(data: Path, tmp_path: Path) -
     agents = tmp_path / "agents.toml"
     agents.write_text('[agents.claude]\ncommand = ["claude"]\nkey_file = "/nowhere/key"\n')
     done = tether("up", "--detach", "--agents-file", str(agents), data=data)
-    assert done.returncode == 1
+    assert done.returncode == 1, done.stderr
     assert "/nowhere/key" in done.stderr
     assert processes_of(data) == []
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from support_set import Http, collector_of, eventually, listening_addresses, processes_of
+from support_local_set import Http, collector_of, eventually, listening_addresses, processes_of
 from tether_agent.providers import procfs
 from tether_cli import processes, state, workspaces
 from tether_cli.output import CliError

@@ -51,13 +51,16 @@ NAMES: Final = (*(name for names, _ in GROUPS for name in names), *MEMORY)
 
 
 def chosen(only: Sequence[str], *, short: bool) -> list[str]:
-    """The figures to measure, in order. Each of `only` is a name or the beginning of names. Raises ValueError."""
+    """The figures to measure, in order. Each of `only` is a name, else the beginning of names. Raises ValueError."""
+    picked: set[str] = set()
     for asked in only:
-        if not any(name.startswith(asked) for name in NAMES):
+        found = {asked} if asked in NAMES else {name for name in NAMES if name.startswith(asked)}
+        if not found:
             raise ValueError(f"no figure is called {asked}; there are {', '.join(NAMES)}")
-    if only:
-        return [name for name in NAMES if any(name.startswith(asked) for asked in only)]
-    return [name for name in NAMES if not (short and name in NOT_SHORT)]
+        picked |= found
+    if not only:
+        picked = set(NAMES) - (NOT_SHORT if short else frozenset())
+    return [name for name in NAMES if name in picked]
 
 
 def measured(rig: Rig, names: Sequence[str]) -> list[Figure]:
@@ -163,7 +166,8 @@ def main(arguments: Sequence[str]) -> int:
     content = report.document(figures, rig.losses, where)
     report.write(given.report, content)
     print(report.table(figures))
-    print(f"\nlost {rig.losses.lost}, duplicated {rig.losses.duplicated}")
+    print("\n" + "\n".join(report.cpu_lines(figures)))
+    print(f"lost {rig.losses.lost}, duplicated {rig.losses.duplicated}")
     for example in rig.losses.examples:
         print(f"  {example}")
     print(f"verdict: {content['verdict']}; written to {given.report}")

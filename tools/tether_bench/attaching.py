@@ -21,6 +21,7 @@ from tether_bench.tap import BenchError
 SIZES: Final = (100, 10_000, 200_000)
 FLAT: Final = 2.0
 _ATTACH_S: Final = 60.0
+_BUDGET_S: Final = 8.0  # of a short run's rounds
 
 
 def name_of(size: int) -> str:
@@ -37,7 +38,7 @@ def attaches(rig: Rig, wanted: Iterable[str]) -> list[Figure]:
     with rig.http() as client:
 
         async def work(bus: NatsBus) -> None:
-            for number in range(rounds):
+            for number in rig.rounds(rounds, _BUDGET_S):
                 for size, one in zip(sizes, made, strict=True):
                     values[size].append(median([await _attach(bus, client, one) for _ in range(samples)]))
                     if number < 3:

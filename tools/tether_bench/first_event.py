@@ -11,6 +11,7 @@ from tether_bench.tap import BenchError, SseReplay
 
 FIRST: Final = "first_event_ms_p50"
 OUTPUT: Final = "first_output_ms_p50"
+_BUDGET_S: Final = 6.0  # of a short run's rounds
 
 
 def first_event(rig: Rig) -> list[Figure]:
@@ -20,7 +21,7 @@ def first_event(rig: Rig) -> list[Figure]:
     events: list[float] = []
     outputs: list[float] = []
     bare: list[float] = []
-    for _ in range(rounds):
+    for _ in rig.rounds(rounds, _BUDGET_S):
         bare.append(median([_bare(rig) for _ in range(prompts)]))
         both = [_prompted(rig, workspace) for _ in range(prompts)]
         events.append(median([first for first, _ in both]))

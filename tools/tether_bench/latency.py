@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tether.bus import NatsBus
+from tether_bench.processes import CpuMeter, pids
 from tether_bench.rig import END_S, START_S, Rig, lines_of
 from tether_bench.stats import Figure, Target, percentile
 from tether_bench.tap import BenchError, Recording, SseReplay
@@ -18,6 +19,7 @@ from tether_bench.tap import BenchError, Recording, SseReplay
 RATE: Final = 20  # events a second of one execution
 INTERVAL_MS: Final = 1000 // RATE
 SETTLE_S: Final = 0.3  # between everybody being there and the first round
+_BUDGET_S: Final = 11.0  # of a short run's rounds
 _LATE_S: Final = 20.0  # how long after its time a round's last delta may come
 
 
@@ -57,11 +59,14 @@ def added_latency(rig: Rig, executions: int, wanted: Iterable[str]) -> list[Figu
     pipe, nats, tether = Samples(), Samples(), Samples()
     with contextlib.ExitStack() as stack:
         load = stack.enter_context(_running(rig, how))
-        for number in range(how.rounds):
+        for number in rig.rounds(how.rounds, _BUDGET_S):
             pipe.add(_bare_pipe(rig, how))
             nats.add(_bare_nats(rig, how))
+            load.cpu.start()
             tether.add(load.round(number))
+            load.cpu.stop()
         load.end()
+    events = len(tether.p50) * load.deltas * executions
     note = f"{executions} execution{'s' if executions > 1 else ''} × {RATE}/s in one sandbox"
     targets = {f"p50_x{executions}": 2.0, "p99_x20": 10.0}
     figures = []
@@ -78,6 +83,7 @@ def added_latency(rig: Rig, executions: int, wanted: Iterable[str]) -> list[Figu
                 {"pipe": tuple(getattr(pipe, share)), "nats": tuple(getattr(nats, share))},
                 None if limit is None else Target("at most", limit),
                 note=note,
+                cpu_us=load.cpu.per(events) if share == "p50" else {},
             )
         )
     return figures
@@ -93,6 +99,8 @@ class _Load:
     deltas: int  # of one execution in one round
     folder: Path
     streams: list[Recording]
+    cpu: CpuMeter
+    measured: int = 0  # rounds
     sessions: list[str] = field(default_factory=list)
     replays: list[SseReplay] = field(default_factory=list)
     came: list[dict[str, float]] = field(default_factory=list)  # by execution: delta → when it was received
@@ -100,6 +108,7 @@ class _Load:
 
     def round(self, number: int) -> list[float]:
         """One round: latencies in seconds. What is missing counts as lost."""
+        self.measured = number + 1
         last = (number + 1) * self.deltas
         (self.folder / f"go-{number}").touch()
         needle = f"e{last:06d} ".encode()
@@ -128,17 +137,24 @@ class _Load:
                     times[token] = times.get(token, 0) + 1
 
     def end(self) -> None:
+        self.release()
         left = list(self.streams)
 
         def all_ended() -> bool:
             left[:] = [stream for stream in left if not stream.has(b'"execution.ended"')]
             return not left
 
-        self.rig.wait(all_ended, END_S + 0.3 * self.how.executions, "the end of the executions")
+        rest_s = (self.how.rounds - self.measured) * self.how.seconds
+        self.rig.wait(all_ended, END_S + 0.3 * self.how.executions + rest_s, "the end of the executions")
         for index in range(len(self.streams)):
             self._read(index)
             expected = self.how.rounds * self.deltas
             self.rig.losses.count(f"deltas of {self.sessions[index]}", expected=expected, got=self.times[index])
+
+    def release(self) -> None:
+        """Rounds that were left out run, too: nobody waits for ever, whatever happened."""
+        for number in range(self.how.rounds):
+            (self.folder / f"go-{number}").touch()
 
 
 @contextlib.contextmanager
@@ -151,7 +167,8 @@ def _running(rig: Rig, how: Shape) -> Iterator[_Load]:
     rig.warm(workspace)
     with rig.tap() as tap, rig.http() as client:
         conversations = [rig.name(f"x{how.executions}") for _ in range(how.executions)]
-        load = _Load(rig, how, deltas, folder, [rig.follow(tap, name) for name in conversations])
+        cpu = CpuMeter(pids(rig.state, workspace))
+        load = _Load(rig, how, deltas, folder, [rig.follow(tap, name) for name in conversations], cpu)
         for index, conversation in enumerate(conversations):
             phase_s = index / how.executions * INTERVAL_MS / 1000
             steps = [
@@ -171,8 +188,7 @@ def _running(rig: Rig, how: Shape) -> Iterator[_Load]:
             time.sleep(SETTLE_S)
             yield load
         finally:
-            for number in range(how.rounds):
-                (folder / f"go-{number}").touch()  # nobody waits for ever, whatever happened
+            load.release()
 
 
 def _printed(lines: Iterable[tuple[float, dict[str, Any]]]) -> dict[str, float]:

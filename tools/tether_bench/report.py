@@ -38,6 +38,15 @@ def table(figures: Sequence[Figure]) -> str:
     )
 
 
+def cpu_lines(figures: Sequence[Figure]) -> list[str]:
+    """What one event costs each process: steadier than a rate on a machine that others use, too."""
+    return [
+        f"{figure.name}: CPU µs an event: {', '.join(f'{name} {number(us)}' for name, us in figure.cpu_us.items())}"
+        for figure in figures
+        if figure.cpu_us
+    ]
+
+
 def _beside(figure: Figure, base: str) -> tuple[str, str]:
     ratio = figure.ratio(base)
     return f"{base} {number(figure.baseline(base))}", "" if ratio is None else f"{number(ratio)}×"
@@ -91,6 +100,8 @@ def _details(figure: Figure) -> dict[str, Any]:
         }
     if figure.target is not None:
         told["target"] = {"text": str(figure.target), "limit": figure.target.limit, "met": figure.met}
+    if figure.cpu_us:
+        told["cpu_us_per_event"] = dict(figure.cpu_us)
     for name, text in (("note", figure.note), ("problem", figure.problem)):
         if text:
             told[name] = text

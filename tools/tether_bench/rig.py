@@ -34,6 +34,7 @@ T = TypeVar("T")
 _POLL_S: Final = 0.01
 START_S: Final = 60.0  # until a sandbox, or all of a round's agents, are up
 END_S: Final = 30.0
+OVER: Final = "the bench's time is over"
 AGENT: Final = (sys.executable, "-P", "-m", "scripted_agent")
 
 
@@ -61,13 +62,23 @@ class Rig:
 
     def wait(self, condition: Callable[[], bool], timeout_s: float, what: str, *, poll_s: float = _POLL_S) -> None:
         """Raises BenchError when the time is over."""
-        until_s = min(time.monotonic() + timeout_s, self.deadline_s)
+        until_s = time.monotonic() + timeout_s
         while not condition():
             if self.stopping.is_set():
                 raise BenchError("stopped")
+            if time.monotonic() >= self.deadline_s:
+                raise BenchError(OVER)
             if time.monotonic() >= until_s:
-                raise BenchError(f"{what}: not within {timeout_s:g} s, or the bench's time is over")
+                raise BenchError(f"{what}: not within {timeout_s:g} s")
             time.sleep(poll_s)
+
+    def rounds(self, most: int, budget_s: float) -> Iterator[int]:
+        """Numbers of the rounds: up to `most`, none begun in a short run once the budget is used. At least one."""
+        begun_s = time.monotonic()
+        for number in range(most):
+            if number and self.short and time.monotonic() - begun_s > budget_s:
+                return
+            yield number
 
     # --- HTTP ---
 
@@ -178,8 +189,10 @@ class Rig:
     def on_bus(self, work: Callable[[NatsBus], Coroutine[Any, Any, T]], *, timeout_s: float) -> T:
         """Run it on a loop of its own (uvloop, as the services have) with a connection. Raises BenchError."""
 
+        left_s = max(0.1, self.deadline_s - time.monotonic())
+
         async def whole() -> T:
-            async with asyncio.timeout(min(timeout_s, max(0.1, self.deadline_s - time.monotonic()))):
+            async with asyncio.timeout(min(timeout_s, left_s)):
                 async with self.bus() as bus:
                     return await work(bus)
 
@@ -187,7 +200,7 @@ class Rig:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 return runner.run(whole())
         except TimeoutError:
-            raise BenchError(f"not within {timeout_s:g} s, or the bench's time is over") from None
+            raise BenchError(OVER if left_s < timeout_s else f"not within {timeout_s:g} s") from None
 
     @contextlib.asynccontextmanager
     async def bus(self) -> AsyncIterator[NatsBus]:
@@ -242,7 +255,10 @@ async def projection_of(bus: NatsBus, stream: str) -> str:
 async def projected(bus: NatsBus, stream: str, sequence: int) -> None:
     """Until the projection has acked this sequence."""
     durable = await projection_of(bus, stream)
-    while (state := await bus.consumer(stream, durable)) is None or state.ack_floor < sequence:
+    while True:  # a consumer's position can only be asked for; the caller bounds the time
+        state = await bus.consumer(stream, durable)
+        if state is not None and state.ack_floor >= sequence:
+            return
         await asyncio.sleep(0.005)
 
 

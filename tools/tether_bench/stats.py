@@ -56,6 +56,7 @@ class Figure:
     target: Target | None = None
     key: str = ""
     note: str = ""
+    cpu_us: Mapping[str, float] = field(default_factory=dict)  # of each process for one event
     problem: str = ""
 
     @property

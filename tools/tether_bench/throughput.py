@@ -12,6 +12,7 @@ from tether.bus import NatsBus
 from tether.frames import Frame, decode
 from tether.subjects import EventAddress
 from tether_bench.logfill import MadeExecution, introduce, made_execution, publish
+from tether_bench.processes import CpuMeter, pids
 from tether_bench.rig import Rig, lines_of, projected, projection_of
 from tether_bench.stats import Figure, Target
 from tether_bench.tap import BenchError
@@ -20,6 +21,7 @@ LINES: Final = 50_000
 PROJECTED: Final = 50_000
 _FLOOD_S: Final = 120.0  # of one flood
 _LOOK_S: Final = 0.02
+_BUDGET_S: Final = 6.0  # of a short run's rounds
 
 
 def collector_lines(rig: Rig) -> list[Figure]:
@@ -29,9 +31,12 @@ def collector_lines(rig: Rig) -> list[Figure]:
     whole: list[float] = []
     stored: list[float] = []
     bare: list[float] = []
-    for _ in range(rounds):
+    cpu = CpuMeter(pids(rig.state, workspace))
+    for _ in rig.rounds(rounds, _BUDGET_S):
         bare.append(_bare_lines(rig))
+        cpu.start()
         both = flood(rig, workspace, LINES)
+        cpu.stop()
         whole.append(both[0])
         stored.append(both[1])
     baselines = {"pipe": tuple(bare)}
@@ -43,6 +48,7 @@ def collector_lines(rig: Rig) -> list[Figure]:
             baselines,
             Target("at least", 25_000.0),
             note=f"{LINES} lines, stored and projected",
+            cpu_us=cpu.per(len(whole) * LINES),
         ),
         Figure("collector_stored_lines_per_s", "lines/s", tuple(stored), baselines, note="until the log has them"),
     ]
@@ -132,16 +138,19 @@ async def _read_back(bus: NatsBus, log: str, subject: str, lines: int) -> _Flood
 def projection_events(rig: Rig) -> list[Figure]:
     rounds = 2 if rig.short else 3
     rates: list[float] = []
+    cpu = CpuMeter(pids(rig.state))
     bare: list[float] = []
-    for _ in range(rounds):
+    for _ in rig.rounds(rounds, _BUDGET_S):
         made = made_execution(rig.state.tenant, rig.name("projected"), PROJECTED)
 
         async def work(bus: NatsBus, made: MadeExecution = made) -> tuple[float, float]:
             await introduce(bus, made)
+            cpu.start()
             begun_s = time.monotonic()
             ack = await publish(bus, made)
             await projected(bus, rig.log, ack.sequence)
             projected_s = time.monotonic() - begun_s
+            cpu.stop()
             begun_s = time.monotonic()
             await _decode_all(bus, rig.log, made)
             return projected_s, time.monotonic() - begun_s
@@ -153,7 +162,8 @@ def projection_events(rig: Rig) -> list[Figure]:
             rows = client.ask("GET", f"/v1/executions/{made.address.execution}")
         rig.losses.count(f"events of {made.address.execution}", expected=PROJECTED, distinct=int(rows["applied"]))
     note = f"{PROJECTED} events in frames of 512"
-    return [Figure("projection_events_per_s", "events/s", tuple(rates), {"read": tuple(bare)}, note=note)]
+    used = cpu.per(len(rates) * PROJECTED)
+    return [Figure("projection_events_per_s", "events/s", tuple(rates), {"read": tuple(bare)}, note=note, cpu_us=used)]
 
 
 async def _decode_all(bus: NatsBus, log: str, made: MadeExecution) -> None:

@@ -143,7 +143,12 @@ class Approver:
         assert self._keyboard is not None
         label = tool_label(interaction.name, interaction.input)
         self._screen.ask(f"  allow {label}? [y/N, or a reason why not] ")
-        return parse_approval(await self._keyboard.line())
+        return parse_approval(await self._typed(self._keyboard))
+
+    async def _typed(self, keyboard: Keyboard) -> str | None:
+        line = await keyboard.line()
+        self._screen.answered()
+        return line
 
     async def _ask_questions(self, interaction: Interaction) -> Answer:
         assert self._keyboard is not None
@@ -157,7 +162,7 @@ class Approver:
                 )
             hint = "numbers by commas" if question.get("multiple") else "a number"
             self._screen.ask(f"  {hint}, or your own words (nothing denies): ")
-            chosen = parse_choice(await self._keyboard.line() or "", dict(question))
+            chosen = parse_choice(await self._typed(self._keyboard) or "", dict(question))
             if not chosen:
                 return Answer.deny()
             answers[str(question["id"])] = chosen

@@ -17,9 +17,10 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from tether.client import Client
-from tether.client.items import CaughtUp, Item
+from tether.client.items import CaughtUp, ExecutionItem, Item
 from tether.client.tracking import ResponseTracker
 from tether.errors import ProblemError
+from tether.events import RESPONSE_ENDED
 from tether_cli.approvals import Approver, Policy
 from tether_cli.output import CliError, Exit, Output
 from tether_cli.render import Renderer, item_value
@@ -47,6 +48,7 @@ class Live:
     started_s: float = field(default_factory=time.monotonic)
     signals: int = 0
     detached: bool = False
+    last_outcome: str | None = None  # of the last response that was seen to end
     _interrupting: asyncio.Event = field(default_factory=asyncio.Event)
     _leave: asyncio.Event = field(default_factory=asyncio.Event)
     _execution_known: asyncio.Event = field(default_factory=asyncio.Event)
@@ -86,6 +88,8 @@ class Live:
                 self._show(item)
                 self.cursor = item.cursor or self.cursor
                 self.tracker.take(item)
+                if isinstance(item, ExecutionItem) and item.type == RESPONSE_ENDED:
+                    self.last_outcome = str(item.event.body.get("outcome"))
                 self.know()
                 approver.take(item)
                 if not self.stay and (self.tracker.ended or (isinstance(item, CaughtUp) and await self._idle())):
@@ -166,11 +170,13 @@ def _first(failures: BaseExceptionGroup[BaseException]) -> BaseException:
     return next((one for one in flat if isinstance(one, (ProblemError, CliError))), flat[0])
 
 
-def exit_code(tracker: ResponseTracker, *, detached: bool, interrupted: bool) -> Exit:
-    """Of a followed response."""
-    if detached:
+def exit_code(live: Live) -> Exit:
+    """Of the response that was followed; of a conversation in which nothing ran, of the last that was shown."""
+    if live.detached:
         return Exit.INTERRUPTED
-    match tracker.outcome:
+    tracker = live.tracker
+    interrupted = live.interrupts and live.signals > 0
+    match tracker.outcome or live.last_outcome:
         case None:
             return Exit.OK
         case "completed":

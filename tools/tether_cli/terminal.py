@@ -52,6 +52,11 @@ class Screen:
         """A question; the answer is typed behind it, and its newline ends the line."""
         self.end_line()
         self._put(self._beside, text)
+        self._middle = self._beside
+
+    def answered(self) -> None:
+        """The newline that the user typed has ended the question's line."""
+        self._middle = None
 
     def end_line(self) -> None:
         if self._middle is not None:

@@ -2,7 +2,7 @@
 
 A `Builder` is the fold of one execution plus the order of its items. `apply` trims what the rows contain by ordinal
 and answers Hole where ordinals are missing; `changes()` are the upserts since the last call: one per touched item
-whatever the number of events. An event whose body lies about its type becomes a `corrupt` gap, and nothing else stops.
+whatever the number of events.
 """
 
 from __future__ import annotations
@@ -11,16 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from pydantic import ValidationError
-
 from tether import events as ev
 from tether.events import Event, GapReason
 from tether.fold import Applied, ExecutionFold, ExecutionState, Item
 from tether.frames import Frame
 from tether.subjects import EventAddress
 
-# What a handler of the fold raises for a body without the fields of its type.
-_LIES: Final = (ValidationError, KeyError, TypeError, AttributeError, AssertionError)
 _OPEN: Final = frozenset({"running", "pending", "streaming"})  # states that an execution's end closes
 
 
@@ -62,8 +58,6 @@ def touched(event: Event) -> tuple[str, ...]:
             return (f"interaction/{body.get('interaction')}",)
         case ev.RAW:
             return (f"raw/{event.ordinal}",)
-        case ev.GAP:
-            return (f"gap/{event.ordinal}",)
         case _:
             return ()
 
@@ -107,21 +101,12 @@ class Builder:
 
     def _apply(self, event: Event) -> None:
         closing = self._open_items() if event.type == ev.EXECUTION_ENDED else []
-        try:
-            if self.fold.apply(event) is not Applied.APPLIED:
-                return
-        except _LIES as error:
-            body = {
-                "from": event.ordinal,
-                "to": event.end,
-                "reason": "corrupt",
-                "detail": f"{event.type} does not hold what its type says ({type(error).__name__})",
-            }
-            event = Event(ordinal=event.ordinal, last=event.last, at=event.at, type=ev.GAP, body=body)
-            self.fold.apply(event)
+        if self.fold.apply(event) is not Applied.APPLIED:
+            return
         self._changed = True
         self.at = max(self.at, event.at)
-        for key in (*touched(event), *closing):
+        # A body that lies about its type is a `corrupt` gap in the state (see the fold), under this key.
+        for key in (*touched(event), *closing, f"gap/{event.ordinal}"):
             self._touch(key)
         if event.type == ev.USAGE:
             self._usage.append(dict(event.body))

@@ -65,6 +65,10 @@ def _forbidden(field: str, remedy: str) -> Problem:
     return problem(Code.FORBIDDEN, f"{field}: {remedy}", fields=(FieldProblem(field=field, remedy=remedy),))
 
 
+def _invalid(field: str, remedy: str) -> Problem:
+    return problem(Code.INVALID, f"{field}: {remedy}", fields=(FieldProblem(field=field, remedy=remedy),))
+
+
 class BodyTooLargeError(ProblemError):
     """Raised out of `receive` as soon as the limit is passed."""
 
@@ -110,18 +114,22 @@ class Edge:
         if scope["path"] not in OPEN_PATHS:
             verdict = judge(headers, self._admission)
             if isinstance(verdict, Problem):
-                await ProblemResponse(verdict, close=True)(scope, receive, send)
+                await ProblemResponse(verdict)(scope, receive, send)
                 return
             scope.setdefault("state", {})["principal"] = verdict
+        path = scope.get("raw_path", b"").lower()
+        if (b"%2f" in path or b"%5c" in path) and b"/interactions/" not in path:
+            # Decoded, it would name another route than it seems to.
+            await ProblemResponse(_invalid("path", "must not have an encoded slash"))(scope, receive, send)
+            return
         length = headers.get("content-length", "")
         if length.isdigit() and int(length[:20]) > HTTP_BODY_BYTES_MAX:
-            await ProblemResponse(body_too_large(HTTP_BODY_BYTES_MAX), close=True)(scope, receive, send)
+            await ProblemResponse(body_too_large(HTTP_BODY_BYTES_MAX))(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
     def _count(self, scope: Scope, watched: _Watched) -> None:
-        route = scope.get("route")
-        path = getattr(route, "path", "unknown")
+        path = getattr(scope.get("route"), "path", None) or "unknown"
         method = scope["method"] if scope["method"] in _METHODS else "other"
         self._metrics.requests.labels(path, method, str(watched.status)).inc()
         self._metrics.request_s.labels(path).observe(watched.seconds)

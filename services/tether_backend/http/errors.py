@@ -18,19 +18,18 @@ _RETRY_AFTER_S = 1.0
 
 
 class ProblemResponse(Response):
-    """`Connection: close` where the request's body was not read to its end."""
+    """An unread rest of the request's body is thrown away as it comes: a connection that were closed instead would be
+    reset, and its client never saw the answer."""
 
     media_type = PROBLEM_TYPE
 
-    def __init__(self, what: Problem, *, close: bool = False, headers: dict[str, str] | None = None) -> None:
+    def __init__(self, what: Problem, *, headers: dict[str, str] | None = None) -> None:
         body = {"type": what.type, **what.model_dump(mode="json", exclude_none=True)}
         extra = dict(headers or {})
         if what.retry_after_s is not None:
             extra["Retry-After"] = str(max(1, round(what.retry_after_s)))
         if what.code is Code.UNAUTHENTICATED:
             extra["WWW-Authenticate"] = "Bearer"
-        if close:
-            extra["Connection"] = "close"
         super().__init__(pydantic_core.to_json(body), status_code=what.status, headers=extra)
 
 
@@ -63,7 +62,7 @@ def of_validation(error: RequestValidationError) -> Problem:
 
 async def _of_problem(_: Request, error: Exception) -> Response:
     assert isinstance(error, ProblemError)
-    return ProblemResponse(error.problem, close=error.problem.status == 413)
+    return ProblemResponse(error.problem)
 
 
 async def _of_bus(_: Request, error: Exception) -> Response:

@@ -16,6 +16,10 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from tether.api import PROBLEM_TYPE
+from tether.errors import Code, FieldProblem, problem
+from tether_backend.http.errors import ProblemResponse
+
 ABORT: Final = "tether.abort"
 _BACKLOG: Final = 1024
 _KEEP_ALIVE_S: Final = 75
@@ -23,6 +27,17 @@ _GRACE_S: Final = 5  # of open requests when the service stops
 
 
 class Protocol(HttpToolsProtocol):
+    """uvicorn's, with `ABORT`, and with a problem document for what is no HTTP."""
+
+    def send_400_response(self, msg: str) -> None:
+        what = problem(
+            Code.INVALID, "request: is not valid HTTP", fields=(FieldProblem(field="request", remedy="send HTTP/1.1"),)
+        )
+        body = ProblemResponse(what.model_copy(update={"status": 400})).body
+        head = f"HTTP/1.1 400 Bad Request\r\ncontent-type: {PROBLEM_TYPE}\r\ncontent-length: {len(body)}\r\n"
+        self.transport.write(head.encode() + b"connection: close\r\n\r\n" + bytes(body))
+        self.transport.close()
+
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self.scope["extensions"] = {ABORT: {"call": self.transport.abort}}

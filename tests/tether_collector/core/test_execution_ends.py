@@ -277,7 +277,7 @@ def test_a_refused_credential_is_named_without_key_material() -> None:
         "attempts_max": 10,
         "delay_ms": 0,
         "http_status": 401,
-        "detail": "the model server refused the credentials",
+        "detail": "the model server refused the credentials (no key is configured)",
     }
 
 

@@ -11,8 +11,7 @@ from tether_cli.options import DataOption, JsonOption
 from tether_cli.output import CliError, Exit, Output
 
 if TYPE_CHECKING:
-    from tether.api import InteractionView
-    from tether.client import Client
+    from tether.client import Client, Interaction
 
 
 def register(app: typer.Typer) -> None:
@@ -59,17 +58,16 @@ async def _answer(
     from tether_cli import state, talk
 
     async with talk.http_client(state.require(data)) as client:
-        view: InteractionView | None = None
+        found: Interaction | None = None
         if interaction == "-" or choose:
-            view = await _find(client, conversation, interaction)
-            interaction = view.interaction
-        if choose and view is not None:
-            given = Answer("allow", text=text, answers=_answers(view, choose))
+            found = await _find(client, conversation, interaction)
+            interaction = found.id
+        if choose and found is not None:
+            given = Answer("allow", text=text, answers=_answers(found, choose))
         else:
             given = Answer("deny" if decision == "deny" else "allow", text=text)
-        receipt = await client.answer(
-            conversation, interaction, given, execution=None if view is None else view.execution
-        )
+        execution = None if found is None else found.execution
+        receipt = await client.answer(conversation, interaction, given, execution=execution)
     output.value(receipt.model_dump(mode="json", exclude_none=True))
     if receipt.status == "unknown":
         output.say("no reply yet: whether it was taken is unknown; `tether show` tells")
@@ -77,23 +75,27 @@ async def _answer(
         output.say(f"{given.decision}: {receipt.status}")
 
 
-async def _find(client: Client, conversation: str, interaction: str) -> InteractionView:
-    """The interaction of this id, or the only one that waits."""
-    views = (await client.conversation(conversation)).interactions
-    waiting = [view for view in views if view.state == "pending"]
-    found = waiting if interaction == "-" else [view for view in views if view.interaction == interaction]
+async def _find(client: Client, conversation: str, interaction: str) -> Interaction:
+    """What waits under this id, or the only thing that waits; asked of the execution itself, not of its history."""
+    from tether.client import Interaction
+
+    waiting: list[Interaction] = []
+    for view in (await client.executions(conversation=conversation, active=True)).executions:
+        state = await client.state(view.execution)
+        waiting += [Interaction.of_state(conversation, view.execution, item) for item in state.pending()]
+    found = [one for one in waiting if interaction in ("-", one.id)]
     if len(found) == 1:
         return found[0]
     if not found:
-        what = "nothing waits" if interaction == "-" else f"there is no interaction {interaction}"
-        raise CliError(f"{what} in {conversation}", remedy="`tether show` lists them", exit_code=Exit.USAGE)
-    names = ", ".join(view.interaction for view in found)
+        what = "nothing waits" if interaction == "-" else f"{interaction} does not wait"
+        raise CliError(f"{what} in {conversation}", remedy="`tether show` tells how it stands", exit_code=Exit.USAGE)
+    names = ", ".join(one.id for one in found)
     raise CliError(f"several wait: {names}", remedy="name one", exit_code=Exit.USAGE)
 
 
-def _answers(view: InteractionView, choose: list[str]) -> dict[str, list[str]]:
+def _answers(interaction: Interaction, choose: list[str]) -> dict[str, list[str]]:
     """`QUESTION=LABEL`, or `LABEL` alone where there is one question."""
-    ids = [str(question["id"]) for question in view.questions]
+    ids = [str(question["id"]) for question in interaction.questions]
     answers: dict[str, list[str]] = {}
     for text in choose:
         name, equals, label = text.partition("=")

@@ -68,7 +68,7 @@ async def _attach(
         output.note(f"left; to come back: {attach_line(up, conversation, None if durable else live.cursor)}"
                     + (f" --durable {durable}" if durable else ""))  # fmt: skip
         return Exit.OK if stay else Exit.INTERRUPTED
-    return exit_code(live.tracker, detached=False, interrupted=False)
+    return exit_code(live)
 
 
 async def _exists(client: object, conversation: str) -> None:

@@ -134,7 +134,7 @@ async def _follow(
     )
     live.know()
     await live.follow()
-    code = exit_code(tracker, detached=live.detached, interrupted=live.signals > 0)
+    code = exit_code(live)
     _tell(live, state, output, code)
     return code
 

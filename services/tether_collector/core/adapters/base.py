@@ -21,7 +21,7 @@ from tether_collector.core.inputs import Draft, OutputLine
 class Launch:
     """What an execution starts with. `content` is the user's prompt; `session` the native session to make or resume.
 
-    `prompt_id` is a uuid derived from the execution (the same on every replay).
+    `prompt_id` is a uuid derived from the execution (the same on every replay). `key_source` is for people.
     """
 
     execution: str
@@ -33,6 +33,7 @@ class Launch:
     model: str | None = None
     permission_mode: str | None = None
     args: Sequence[str] = ()
+    key_source: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,7 +57,7 @@ class Claude:
         return {**_ENVIRONMENT, "CLAUDE_CONFIG_DIR": b.config_home(launch, self.name)}
 
     def initial(self, launch: b.Launch) -> dict[str, Any]:
-        return claude_lines.initial(launch.prompt_id)
+        return claude_lines.initial(launch.prompt_id, launch.key_source)
 
     def opening(self, launch: b.Launch) -> Sequence[tuple[str, bytes]]:
         return [(OPENING, _user(launch.prompt_id, launch.content))]

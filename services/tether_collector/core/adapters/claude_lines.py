@@ -71,7 +71,7 @@ _IN_USE: Final = re.compile(r"Session ID \S+ is already in use")
 _MAIN: Final = ""  # the key of lines without a parent
 
 
-def initial(prompt_id: str) -> State:
+def initial(prompt_id: str, key_source: str | None = None) -> State:
     """The state of one process. Keys are strings and values JSON, as it is dumped."""
     return {
         "bound": None,  # the body of session.bound, once the session is known
@@ -85,6 +85,7 @@ def initial(prompt_id: str) -> State:
         "asks": {},  # interaction → {request, tool, input, questions}
         "cut": False,  # an interrupt was acknowledged in this turn
         "auth": False,
+        "key_source": key_source,
         "tasks": {},  # background work: id → still open; ended but not yet notified: False
         "owed": 0,
         "turns": 0,
@@ -528,7 +529,7 @@ def _api_retry(state: State, line: Line) -> b.Reading:
     if (detail := lines.detail_of(line.get("error"))) is not None:
         body["detail"] = detail
     if claude_result.is_auth(line.get("error"), status):
-        body["detail"] = "the model server refused the credentials"
+        body["detail"] = claude_result.refusal(state)
     return b.Reading([*drafts, Draft(ev.MODEL_REQUEST, body)])
 
 

@@ -43,6 +43,12 @@ def is_auth(error: Any, status: int) -> bool:
     return status in (401, 403) or error == "authentication_failed"
 
 
+def refusal(state: dict[str, Any]) -> str:
+    """What a refused key's owner has to know: which one it was. A state of an earlier release has no source."""
+    source = state.get("key_source")
+    return f"the model server refused the credentials ({source or 'no key is configured'})"
+
+
 def read(state: dict[str, Any], line: dict[str, Any]) -> Verdict | str:
     is_error = line.get("is_error")
     if not isinstance(is_error, bool):
@@ -73,7 +79,7 @@ def _ended(state: dict[str, Any], line: dict[str, Any], reason: str | None, erro
     status = lines.count_of(line.get("api_error_status"))
     detail = lines.detail_of(line.get("result")) or lines.detail_of("; ".join(errors)) or None
     if state["auth"] or is_auth(line.get("error"), status):
-        return b.TurnEnded("failed", MODEL_AUTH, detail or "the model server refused the credentials")
+        return b.TurnEnded("failed", MODEL_AUTH, f"{refusal(state)}{f': {detail}' if detail else ''}")
     if reason == "api_error" or status:
         return b.TurnEnded("failed", MODEL_ERROR, detail)
     return b.TurnEnded("failed", AGENT_ERROR, detail or lines.text_of(line.get("subtype")))

@@ -1,0 +1,235 @@
+"""`tether run` and its companions against the whole set: on a terminal, without one, with --json."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support_set import Keys, TetherSet, environment, on_terminal, running_set
+
+pytestmark = pytest.mark.timeout(240)
+
+
+@pytest.fixture(scope="module")
+def up() -> Iterator[TetherSet]:
+    with running_set() as started:
+        yield started
+
+
+def scripted(up: TetherSet, text: str, *options: str, **named: Any) -> Any:
+    return up.tether("run", text, "--agent", "scripted", *options, **named)
+
+
+def on_tty(up: TetherSet, arguments: list[str], steps: list[tuple[str, Keys]]) -> tuple[int, str]:
+    return on_terminal(up.command(*arguments), environment(up.home), steps)
+
+
+def ids_of(text: str) -> tuple[str, str]:
+    found = re.search(r"conversation (\S+)  execution (\S+)", text)
+    assert found is not None, text
+    return found[1], found[2]
+
+
+def test_the_words_go_to_stdout_and_everything_else_to_stderr(up: TetherSet) -> None:
+    done = scripted(up, "!say hello there\n!tool look\n!say bye")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "hello there\nbye\n"
+    assert re.search(r"→ look: .*  ok\n", done.stderr)
+    assert re.search(r"── completed, \$0\.\d+, \d+ tokens in, \d+ out, \d+\.\d s", done.stderr)
+    assert "tether logs exe_" in done.stderr
+
+
+def test_without_a_terminal_an_approval_is_denied_and_told_on_stderr(up: TetherSet) -> None:
+    done = scripted(up, "!ask remove\n!say after")
+    assert done.returncode == 0
+    assert "denied remove" in done.stderr and "--approve all" in done.stderr
+    assert "failed" in done.stderr
+    assert "after" in done.stdout
+
+
+def test_approve_all_allows_without_a_terminal(up: TetherSet) -> None:
+    done = scripted(up, "!ask remove\n!say after", "--approve", "all")
+    assert done.returncode == 0
+    assert "denied" not in done.stderr
+    assert re.search(r"→ remove: .*  ok", done.stderr)
+
+
+def test_the_prompt_may_come_from_stdin(up: TetherSet) -> None:
+    done = scripted(up, "-", stdin="!say from stdin")
+    assert (done.returncode, done.stdout) == (0, "from stdin\n")
+
+
+def test_json_prints_one_item_per_line_and_the_result_last(up: TetherSet) -> None:
+    done = scripted(up, "!say x", "--json")
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert done.stderr == ""
+    assert lines[0]["kind"] == "submission"
+    ordinals = [line["ordinal"] for line in lines if line.get("execution") and line["kind"] == "event"]
+    assert ordinals == sorted(set(ordinals)) and ordinals[0] == 1
+    result = lines[-1]
+    assert (result["kind"], result["outcome"], result["text"], result["exit_code"]) == ("result", "completed", "x", 0)
+
+
+def test_a_failed_response_says_why_and_exits_with_1(up: TetherSet) -> None:
+    done = scripted(up, "!fail overloaded")
+    assert done.returncode == 1
+    assert "[response] failed" in done.stderr and "── failed" in done.stderr
+
+
+def test_a_retry_of_the_model_is_shown_as_such(up: TetherSet) -> None:
+    done = scripted(up, "!retry 2\n!say after")
+    assert done.returncode == 0
+    assert done.stderr.count("[model] the request is made again") == 2
+    assert "after" in done.stdout
+
+
+def test_an_approval_is_answered_in_place_on_a_terminal(up: TetherSet) -> None:
+    code, text = on_tty(up, ["run", "!ask remove\n!say after", "--agent", "scripted"], [("allow remove", "y\n")])
+    assert code == 0
+    assert re.search(r"→ remove: .*  ok", text) and "after" in text
+
+
+def test_a_reason_typed_at_an_approval_denies_with_it(up: TetherSet) -> None:
+    arguments = ["run", "!ask remove\n!say after", "--agent", "scripted"]
+    code, text = on_tty(up, arguments, [("allow remove", "not on my disk\n")])
+    assert code == 0
+    assert "failed (not on my disk)" in text
+
+
+def test_a_question_is_answered_by_number_on_a_terminal(up: TetherSet) -> None:
+    arguments = ["run", "!question Colour? | red | blue", "--agent", "scripted"]
+    code, text = on_tty(up, arguments, [("a number", "2\n")])
+    assert code == 0
+    assert '"blue"' in text
+
+
+def test_the_first_ctrl_c_interrupts_the_turn(up: TetherSet) -> None:
+    code, text = on_tty(up, ["run", "!say begun\n!hang", "--agent", "scripted"], [("begun", "\x03")])
+    assert code == 130
+    assert "interrupting the turn" in text and "── cancelled" in text
+
+
+def test_the_second_ctrl_c_detaches_and_the_printed_line_comes_back(up: TetherSet) -> None:
+    steps: list[tuple[str, Keys]] = [("begun", "\x03"), ("Ctrl-C again", "\x03")]
+    code, text = on_tty(up, ["run", "!say begun\n!stay", "--agent", "scripted"], steps)
+    assert code == 130
+    line = next(line.strip() for line in text.splitlines() if line.strip().startswith("tether attach"))
+    _, *arguments = shlex.split(line)
+    conversation = arguments[1]
+    stopped = up.tether("stop", conversation)
+    assert stopped.returncode == 0, stopped.stderr
+    assert "stopped" in stopped.stdout
+    back = on_terminal([*up.command()[:3], *arguments], environment(up.home), [])
+    assert back[0] == 1  # stopped is no success
+    assert "[response] stopped" in back[1]
+
+
+def test_a_conversation_is_shown_listed_attached_and_logged_afterwards(up: TetherSet) -> None:
+    done = scripted(up, "!say remember me\n!tool look")
+    conversation, execution = ids_of(done.stderr)
+    listed = json.loads(up.tether("ps", "--all", "--json").stdout)
+    assert execution in [view["execution"] for view in listed["executions"]]
+    assert conversation in up.tether("ps", "--conversations").stdout
+    shown = up.tether("show", conversation)
+    assert "remember me" in shown.stdout and "look" in shown.stderr
+    assert "remember me" in up.tether("show", execution).stdout
+    attached = up.tether("attach", conversation)
+    assert (attached.returncode, attached.stdout) == (0, "remember me\n")
+    for _ in range(2):  # a durable reader got it the first time; nothing is left for the second
+        durable = up.tether("attach", conversation, "--durable", "test")
+        assert durable.returncode == 0
+    assert durable.stdout == ""
+    logged = [json.loads(line) for line in up.tether("logs", execution, "--json").stdout.splitlines()]
+    assert [logged[0]["type"], logged[-1]["type"]] == ["execution.started", "execution.ended"]
+
+
+def test_a_second_prompt_goes_on_in_the_conversation_and_in_its_session(up: TetherSet) -> None:
+    first = scripted(up, "!say one", "--conversation", "two-turns")
+    second = scripted(up, "!recall", "--conversation", "two-turns")
+    assert first.returncode == second.returncode == 0, second.stderr
+    assert "1" in second.stdout
+
+
+def test_a_directory_of_the_user_is_the_workspace(up: TetherSet, tmp_path: Path) -> None:
+    directory = tmp_path.resolve() / "mine"
+    directory.mkdir()
+    done = scripted(up, "!touch made-by-the-agent", "--workspace", str(directory))
+    assert done.returncode == 0, done.stderr
+    assert (directory / "made-by-the-agent").exists()
+    again = scripted(up, "!touch made-again", "--workspace", str(directory))
+    assert again.returncode == 0 and (directory / "made-again").exists()
+
+
+def test_a_waiting_approval_is_answered_from_another_terminal(up: TetherSet) -> None:
+    answered: list[Any] = []
+
+    def elsewhere() -> str:
+        answered.append(up.tether("answer", "elsewhere", "-", "allow"))
+        return ""  # nothing is typed here
+
+    arguments = ["run", "!ask remove\n!say after", "--agent", "scripted", "--conversation", "elsewhere"]
+    code, text = on_tty(up, arguments, [("allow remove", elsewhere)])
+    assert answered[0].returncode == 0, answered[0].stderr
+    assert code == 0
+    assert "answered elsewhere" in text and "after" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "told"),
+    [
+        (["run", " "], 2, "the prompt is empty"),
+        (["run", "x", "--approve", "maybe"], 2, "--approve must be one of"),
+        (["run", "x", "--agent", "Not An Agent"], 2, "no agent's name"),
+        (["run", "x", "--conversation", "a b"], 2, "--conversation must be"),
+        (["run", "x", "--workspace", "/nonexistent-directory"], 2, "is not a directory"),
+        (["show", "nothing-here"], 2, "NOT_FOUND"),
+        (["attach", "nothing-here"], 2, "there is no conversation"),
+        (["attach", "../x"], 2, "must be 1 to 64"),
+        (["logs", "exe_none"], 2, "NOT_FOUND"),
+        (["stop", "nothing-here"], 2, "neither an execution nor a conversation"),
+        (["say", "nothing-here", "x"], 1, "SESSION_STREAM_NOT_ACTIVE"),
+        (["answer", "nothing-here", "x"], 2, "give allow, deny or --choose"),
+        (["answer", "nothing-here", "x", "perhaps"], 2, "must be allow or deny"),
+    ],
+)
+def test_an_error_is_one_line_with_a_remedy_and_its_exit_code(
+    up: TetherSet, arguments: list[str], code: int, told: str
+) -> None:
+    done = up.tether(*arguments)
+    assert done.returncode == code, done.stderr
+    assert told in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert "Traceback" not in done.stderr
+
+
+def test_with_json_an_error_is_an_object_on_stderr(up: TetherSet) -> None:
+    done = up.tether("show", "nothing-here", "--json")
+    assert done.stdout == ""
+    assert json.loads(done.stderr)["error"] == {
+        "message": "NOT_FOUND: execution: there is none of this id",
+        "remedy": "`tether ps --all` lists what there is",
+        "code": "NOT_FOUND",
+        "exit_code": 2,
+    }
+
+
+@pytest.mark.parametrize("command", [["ps"], ["show", "x"], ["attach", "x"], ["stop", "x"], ["logs", "x"]])
+def test_without_a_set_a_command_says_how_to_start_one(command: list[str], tmp_path: Path) -> None:
+    nowhere = TetherSet(tmp_path, tmp_path / "none")
+    done = nowhere.tether(*command)
+    assert done.returncode == 3
+    assert "tether up" in done.stderr and len(done.stderr.strip().splitlines()) == 1
+
+
+def test_without_a_set_run_starts_one_says_so_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    nowhere = TetherSet(tmp_path, tmp_path / "none")
+    done = nowhere.tether("run", "!say alone", "--agent", "scripted")
+    assert (done.returncode, done.stdout) == (0, "alone\n"), done.stderr
+    assert "no set is up: one was started for this command" in done.stderr
+    assert not (tmp_path / "none").exists()
