@@ -23,7 +23,7 @@ from tether.events import ConversationEvent, Event
 from tether.frames import Frame, Position, encode, encode_event, message_id
 from tether.ids import ExecutionTarget, default_workspace
 from tether.kv import Bucket
-from tether.owner import OwnerRecord
+from tether.owner import OwnerRecord, OwnerState
 from tether.ports import Bus
 from tether.subjects import parse_event
 from tether_backend.config import BackendSettings, load_tokens
@@ -142,14 +142,14 @@ class Log:
         }
         return event(ordinal, ev.EXECUTION_STARTED, body)
 
-    async def own(self, execution: str | None, state: str = "running") -> None:
+    async def own(self, execution: str | None, state: OwnerState = "running") -> None:
         """Write the owner record and the conversation's workspace, as the router does."""
         conversations = Bucket(self.bus, subjects.CONVERSATIONS)
         key = subjects.conversation_key(self.tenant, self.conversation)
         if await conversations.get(key) is None:
             await conversations.create(key, {"workspace": self.workspace}, op="test")
         record = OwnerRecord(
-            state=state if execution else "idle",  # type: ignore[arg-type]
+            state=state if execution else "idle",
             target=self.target(execution) if execution else None,
         )
         owners = Bucket(self.bus, subjects.OWNERS)

@@ -48,6 +48,7 @@ RESPONSE_FAILED: Final = "response.failed"
 RESPONSE_SUPERSEDED: Final = "response.superseded"
 RECOVERY: Final = "recovery"
 
+
 def request_event_id(request: str, kind: str, attempt: int = 1) -> str:
     """The id of a conversation-level event about a request: one per request and type, and of failures one per attempt."""
     return f"{request}/{kind}" if attempt == 1 else f"{request}/{attempt}/{kind}"

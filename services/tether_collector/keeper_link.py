@@ -84,6 +84,7 @@ class LaunchSpec:
     argv: Sequence[str]
     cwd: str
     env: Mapping[str, str] = field(repr=False)  # may hold keys
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)  # read from a descriptor, see `spawn.Command`
     isolation: Literal["auto", "pid_namespace", "subreaper"] = "auto"
     line_chunk_bytes: int = 256 * 1024
     segment_bytes_max: int = 8 * 1024 * 1024
@@ -92,9 +93,10 @@ class LaunchSpec:
 
     def encode(self) -> bytes:
         """The JSON object that goes to the keeper's stdin."""
-        names = (n for n in self.__slots__ if n not in ("argv", "env"))
+        names = (n for n in self.__slots__ if n not in ("argv", "env", "secrets"))
         plain = {name: getattr(self, name) for name in names}
-        return json.dumps({"v": 1, **plain, "argv": list(self.argv), "env": dict(self.env)}).encode()
+        lists = {"argv": list(self.argv), "env": dict(self.env), "secrets": dict(self.secrets)}
+        return json.dumps({"v": 1, **plain, **lists}).encode()
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,6 +56,9 @@ def launch_spec(settings: CollectorSettings, start: Start) -> LaunchSpec | str:
         environment = agent_environment(settings, adapter.name, os.environ)
     except AgentEnvironmentError as error:
         return str(error)
+    secrets = {
+        named: environment.pop(name) for name, named in adapter.secret_descriptors.items() if name in environment
+    }
     return LaunchSpec(
         nonce=start.nonce,
         execution=start.execution,
@@ -63,6 +66,7 @@ def launch_spec(settings: CollectorSettings, start: Start) -> LaunchSpec | str:
         argv=adapter.argv(launch, binary),
         cwd=str(settings.workspace_dir),
         env={**environment, **adapter.environment(launch)},
+        secrets=secrets,
         isolation=settings.isolation,
         # The collector begins a segment with the state after half as much; the keeper's own come where it cannot.
         segment_bytes_max=2 * settings.spool_segment_bytes,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import stat
 import time
 from collections.abc import AsyncIterator
 
@@ -291,13 +292,14 @@ async def test_the_workspace_ignores_tethers_folder_and_the_session_files_hold_n
 
 async def test_no_key_is_anywhere_but_in_the_file_of_the_provider(rig: Rig) -> None:
     async with rig.talk("canary") as talk:
-        await talk.prompt("[[bash:env; cat /proc/$PPID/environ]]")
+        await talk.prompt("[[bash:env; tr '\\0' '\\n' < /proc/$PPID/environ]]")
         await talk.allowed()
         arguments = [procfs.argv_of(pid) for pid in procfs.pids()]
         await talk.ended()
         stored = await rig.stored()
         [done] = talk.bodies(ev.TOOL_COMPLETED)
-        assert "ANTHROPIC_API_KEY=" in done["output"], "the tool has shown its environment"
+        assert "ANTHROPIC_BASE_URL=" in done["output"], "the tool has shown its environment"
+        assert "API_KEY_FILE_DESCRIPTOR=" in done["output"], "and that of the CLI"
         shown = json.dumps([str(item) for item in talk.items])
     assert sum(len(messages) for messages in stored.values()) > 50
     needles = [KEY, KEY[-20:], OWN_LOGIN]
@@ -305,5 +307,7 @@ async def test_no_key_is_anywhere_but_in_the_file_of_the_provider(rig: Rig) -> N
     found = {name for name, messages in stored.items() for m in messages if any(n.encode() in m for n in needles)}
     assert found == set()
     assert not any(needle in shown for needle in needles)
-    assert await asyncio.to_thread(holding, rig.data, needles) == ["agent/sandboxes/default.ws1/agent-env.json"]
+    provided = "agent/sandboxes/default.ws1/agent-env.json"
+    assert await asyncio.to_thread(holding, rig.data, needles) == [provided]
+    assert stat.S_IMODE((rig.data / provided).stat().st_mode) == 0o600
     assert {entry["key"] for entry in rig.models.requests if "directive" in entry} == {"accepted"}

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from support_backend import Backend, Log, running_backend, token_of, write_tokens
 from tether.settings import ConfigurationError, load
@@ -19,8 +20,12 @@ from tether_backend.http.app import build
 TENANT = "acme"
 
 
-@pytest.fixture
-async def backend(tmp_path: Path) -> AsyncIterator[Backend]:
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def backend(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Backend]:
+    tmp_path = tmp_path_factory.mktemp("edge")
     bus = MemoryBus(MemoryServer())
     async with running_backend(bus, [TENANT], tmp_path) as running:
         log = Log(bus, TENANT)
@@ -280,7 +285,7 @@ async def test_metrics_name_routes_and_not_paths(backend: Backend) -> None:
     assert 'route="/v1/conversations/{conversation}"' in text and 'method="other"' in text
 
 
-def test_another_bind_without_tokens_is_refused_and_so_are_bad_token_files(tmp_path: Path) -> None:
+async def test_another_bind_without_tokens_is_refused_and_so_are_bad_token_files(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="not loopback"):
         load(BackendSettings, {"TETHER_HTTP_HOST": "0.0.0.0"})
     path = write_tokens(tmp_path / "tokens.json", [TENANT])

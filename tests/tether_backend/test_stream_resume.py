@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import random
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from support_backend import Backend, Log, Reader, Sse, ended, event, eventually, running_backend, text_delta
+from support_nats import running_server
 from tether import events as ev
-from tether import subjects, topology
-from tether.bus import NatsBus
+from tether import limits, subjects, topology
+from tether.bus import NatsBus, connect
 from tether.testing import FaultKind, Faults, MemoryBus, MemoryServer
-from tether_backend import feed as feed_module
 
 EVENTS = 5000
 DISCONNECTS = 100
@@ -101,19 +102,19 @@ async def test_an_event_published_at_any_step_of_attaching_is_told_once(tmp_path
     """L4: the event is published inside each call that the attach makes of the bus, before and after its effect."""
 
     class Boundaries(MemoryBus):
-        """Publishes one more frame at the `at`-th boundary of a bus call made by the reader."""
+        """Publishes one more frame at the `forced`-th boundary of a bus call made by the reader."""
 
         log: Log
-        at = -1
+        forced = -1
         seen = 0
         busy = False
         ordinal = 1
 
         async def _boundary(self) -> None:
-            if self.at < 0 or self.busy:
+            if self.forced < 0 or self.busy:
                 return
             self.seen += 1
-            if self.seen == self.at:
+            if self.seen == self.forced:
                 self.busy = True
                 Boundaries.ordinal += 1
                 await self.log.frame("e1", [text_delta(Boundaries.ordinal, "x", offset=Boundaries.ordinal - 2)])
@@ -143,10 +144,10 @@ async def test_an_event_published_at_any_step_of_attaching_is_told_once(tmp_path
         await bus.log.frame("e1", [bus.log.started("e1")])
         forced = 0
         for boundary in range(1, 30):
-            bus.seen, bus.at = 0, boundary
+            bus.seen, bus.forced = 0, boundary
             reader = await backend.reader("c1", tenant).open()
             got = [one.data["ordinal"] for one in await reader.events(Boundaries.ordinal)]
-            bus.at = -1
+            bus.forced = -1
             reached = bus.seen >= boundary
             await bus.log.frame("e1", [text_delta(Boundaries.ordinal + 1, "x", offset=Boundaries.ordinal - 1)])
             Boundaries.ordinal += 1
@@ -164,7 +165,7 @@ async def test_a_lost_live_copy_is_told_within_the_silence_probe(
     tmp_path: Path, tenant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """L8: nothing follows the lost copy."""
-    monkeypatch.setattr(feed_module.limits, "SILENCE_PROBE_S", 0.2)
+    monkeypatch.setattr(limits, "SILENCE_PROBE_S", 0.2)
     faults = Faults()
     bus = MemoryBus(MemoryServer(), faults=faults)
     async with running_backend(bus, [tenant], tmp_path, project=False) as backend:
@@ -284,7 +285,7 @@ async def test_a_start_that_nobody_has_any_more_is_told_once_and_the_rest_follow
             history = await backend.projected("c1", "e1", 3)
             assert [(one["reason"], one["first"], one["last"]) for one in history["gaps"]] == [("retention_gap", 1, 2)]
             reader = await backend.reader("c1", tenant).open()
-            names = []
+            names: list[str] = []
             while names[-1:] != ["live"]:
                 one = await reader.next()
                 assert one is not None
@@ -350,7 +351,7 @@ async def test_a_stalled_reader_is_cut_with_its_cursor_intact_and_does_not_slow_
     cut = backend.deps.metrics.cut
 
     async def was_cut() -> bool:
-        return cut._value.get() == 1
+        return bool(cut._value.get() == 1)
 
     await eventually(was_cut, "the stalled reader was cut")
     seen = [1]
@@ -403,3 +404,53 @@ async def test_until_idle_ends_once_nothing_owns_the_conversation(backend: Backe
     await reader.open(until="idle")
     assert reader.status == 204
     await reader.close()
+
+
+async def test_an_older_copy_of_the_log_put_back_gives_an_old_cursor_a_problem_though_sequences_are_used_again(
+    tmp_path: Path, tenant: str
+) -> None:
+    """L5: same creation time, the same sequences, other messages."""
+    with running_server() as server:
+        async with await connect(server.url, name="before") as bus, running_backend(bus, [tenant], tmp_path) as backend:
+            log = Log(bus, tenant)
+            kept = await log.frame("e1", [log.started("e1"), text_delta(2, "kept")])
+            await backend.projected("c1", "e1", 2)
+            server.kill()
+            shutil.copytree(server.root / "store", tmp_path / "older")
+            server.start()
+
+            async def back() -> bool:
+                return bus.connected
+
+            await eventually(back, "the bus came back")
+            lost = await log.frame("e1", [text_delta(3, "lost", offset=4)])
+            staying = backend.reader("c1")
+            await staying.open()
+            old = (await staying.events(3))[-1].id
+            first = backend.reader("c1")
+            await first.open()
+            good = (await first.events(2))[-1].id
+
+            server.kill()
+            shutil.rmtree(server.root / "store")
+            shutil.copytree(tmp_path / "older", server.root / "store")
+            server.start()
+            await eventually(back, "the bus came back")
+            anew = Log(bus, tenant)
+            assert await anew.frame("e2", [anew.started("e2"), text_delta(2, "other")]) == lost == kept + 1
+
+            # At the same sequence there is another message now: it is not taken for the reader's own.
+            for reader in (staying, backend.reader("c1")):
+                if reader is not staying:
+                    await reader.open(old)
+                names: list[str] = []
+                told: list[Sse] = []
+                while not {("e2", 1), ("e2", 2)} <= _known(told):
+                    one = await reader.next()
+                    assert one is not None
+                    names.append(one.name)
+                    told.append(one)
+                assert "problem" in names and "snapshot" in names, names
+            # A cursor before the change is still good.
+            resumed = await backend.reader("c1").open(good)
+            assert [one.key for one in await resumed.events(2)] == [("e2", 1), ("e2", 2)]

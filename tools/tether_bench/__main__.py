@@ -66,23 +66,25 @@ def chosen(only: Sequence[str], *, short: bool) -> list[str]:
 def measured(rig: Rig, names: Sequence[str]) -> list[Figure]:
     """Every figure of `names`; one that cannot be measured has a problem instead of a value."""
     figures: list[Figure] = []
-    workspace, idle = "", {}
-    if any(name in MEMORY for name in names):
-        workspace = rig.name("memory")
-        try:
+    workspace = rig.name("memory")
+    idle: dict[str, float] = {}
+    if "rss_mib" in names:
+
+        def begin() -> list[Figure]:
             rig.warm(workspace)
-            idle = memory.measure(rig, workspace)
-        except (BenchError, TetherError) as error:
-            rig.say(f"no memory figures: {error}")
+            idle.update(memory.measure(rig, workspace))
+            return []
+
+        figures += _attempt(rig, ["rss_mib"], begin)
+    if "keeper_rss_mib" in names:
+        figures += _attempt(rig, ["keeper_rss_mib"], lambda: memory.keeper(rig, workspace))
     for group, measure in GROUPS:
         wanted = [name for name in names if name in group]
         if wanted:
             figures += _attempt(rig, wanted, lambda wanted=wanted, measure=measure: measure(rig, wanted))  # type: ignore[misc]
-    alone = not figures
-    if "rss_mib" in names:
+    if idle:
+        alone = not set(names) - set(MEMORY)
         figures += _attempt(rig, ["rss_mib"], lambda: memory.loaded(rig, workspace, idle, alone=alone))
-    if "keeper_rss_mib" in names:
-        figures += _attempt(rig, ["keeper_rss_mib"], lambda: memory.keeper(rig, workspace))
     return figures
 
 

@@ -21,6 +21,7 @@ from tether_bench.tap import BenchError
 SIZES: Final = (100, 10_000, 200_000)
 FLAT: Final = 2.0
 _ATTACH_S: Final = 60.0
+_FILL_S: Final = 300.0  # until the largest execution is projected
 _BUDGET_S: Final = 8.0  # of a short run's rounds
 
 
@@ -32,7 +33,7 @@ def attaches(rig: Rig, wanted: Iterable[str]) -> list[Figure]:
     sizes = [size for size in SIZES if name_of(size) in wanted]
     rounds, samples = (3, 3) if rig.short else (5, 5)
     made = [made_execution(rig.state.tenant, rig.name("attach"), size) for size in sizes]
-    rig.on_bus(lambda bus: _fill(bus, rig.log, made), timeout_s=2 * _ATTACH_S)
+    rig.on_bus(lambda bus: _fill(bus, rig.log, made), timeout_s=_FILL_S)
     values: dict[int, list[float]] = {size: [] for size in sizes}
     replays: dict[int, list[float]] = {size: [] for size in sizes}
     with rig.http() as client:

@@ -259,7 +259,7 @@ async def projected(bus: NatsBus, stream: str, sequence: int) -> None:
         state = await bus.consumer(stream, durable)
         if state is not None and state.ack_floor >= sequence:
             return
-        await asyncio.sleep(0.005)
+        await asyncio.sleep(0.02)
 
 
 def lines_of(recording: Recording) -> Iterator[tuple[float, dict[str, Any]]]:

@@ -41,6 +41,7 @@ ISOLATIONS = ("auto", "pid_namespace", "subreaper")
 NONCE_CHARS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-")
 NAME_CHARS_MAX = 64
 NONCE_CHARS_MIN, NONCE_CHARS_MAX = 16, 128
+SECRET_BYTES_MAX = 32 * 1024  # a pipe takes that much without a reader
 CHUNK_BYTES_DEFAULT = 256 * 1024
 SEGMENT_BYTES_DEFAULT = 8 * 1024 * 1024
 QUOTA_BYTES_DEFAULT = 256 * 1024 * 1024
@@ -49,7 +50,7 @@ CRASH_NAME = "keeper.crash"
 FIELDS = frozenset(
     name
     for names in (
-        ("v", "nonce", "execution", "process_generation", "argv", "cwd", "env", "isolation"),
+        ("v", "nonce", "execution", "process_generation", "argv", "cwd", "env", "secrets", "isolation"),
         ("line_chunk_bytes", "segment_bytes_max", "spool_quota_bytes", "linger_s"),
     )
     for name in names
@@ -69,6 +70,7 @@ class Spec:
         "linger_s",
         "nonce",
         "process_generation",
+        "secrets",
         "segment_bytes_max",
         "spool_quota_bytes",
     )
@@ -95,7 +97,14 @@ class Spec:
             _is_plain(k) and k and "=" not in k and _is_plain(v) for k, v in env.items()
         ):
             problems.append("env must map names to strings without NUL")
-        if MARKER in self.env:
+        secrets = raw.get("secrets", {})
+        self.secrets: dict[str, str] = secrets if isinstance(secrets, dict) else {}
+        if not isinstance(secrets, dict) or not all(
+            _is_plain(k) and k and "=" not in k and _is_plain(v) and len(v.encode()) <= SECRET_BYTES_MAX
+            for k, v in secrets.items()
+        ):
+            problems.append(f"secrets must map names to strings without NUL of at most {SECRET_BYTES_MAX} bytes")
+        if MARKER in self.env or MARKER in self.secrets:
             problems.append(f"env must not set {MARKER}")
         self.isolation = str(raw.get("isolation", "auto"))
         if self.isolation not in ISOLATIONS:
@@ -169,7 +178,7 @@ def _start(spec: Spec, folder: str, umask: int) -> Keeper | None:
         return None
     environment = {**spec.env, MARKER: spec.nonce}
     try:
-        child = spawn(Command(spec.argv, spec.cwd, environment, umask), isolation)
+        child = spawn(Command(spec.argv, spec.cwd, environment, spec.secrets, umask), isolation)
     except ExecError as failure:
         _record_failure(spool, isolation, failure)
         return None

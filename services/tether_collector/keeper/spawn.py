@@ -56,14 +56,16 @@ class Child:
 
 
 class Command:
-    """What is executed."""
+    """What is executed. `secrets`: variables that get the number of a descriptor, from which their value can be read
+    once; it stands in no environment that a tool of the CLI, or /proc, could show."""
 
-    __slots__ = ("argv", "cwd", "env", "umask")
+    __slots__ = ("argv", "cwd", "env", "secrets", "umask")
 
-    def __init__(self, argv: list[str], cwd: str, env: dict[str, str], umask: int) -> None:
+    def __init__(self, argv: list[str], cwd: str, env: dict[str, str], secrets: dict[str, str], umask: int) -> None:
         self.argv = argv
         self.cwd = cwd
         self.env = env
+        self.secrets = secrets
         self.umask = umask
 
 
@@ -233,9 +235,20 @@ def _run_cli(command: Command, ends: _Ends, keeper_pid: int) -> None:
         stage = "chdir"
         os.chdir(command.cwd)
         stage = "exec"
-        os.execvpe(command.argv[0], command.argv, command.env)
+        os.execvpe(command.argv[0], command.argv, {**command.env, **_offered(command.secrets)})
     except OSError as error:
         report.send(f"E{stage}:{error.errno or 5}".encode())
+
+
+def _offered(secrets: dict[str, str]) -> dict[str, str]:
+    """Each secret in a pipe of its own that survives exec; the variables that name the reading ends."""
+    found = {}
+    for name, value in secrets.items():
+        reading, writing = os.pipe2(0)
+        os.write(writing, value.encode(errors="surrogateescape"))  # bounded: it fits the pipe
+        os.close(writing)
+        found[name] = str(reading)
+    return found
 
 
 def wait_result(status: int) -> dict[str, object]:

@@ -15,13 +15,13 @@ from typing import Literal
 import pytest
 
 from support_set import COMMAND_S, TetherSet, environment, running_set
+from tether.api import ControlAnswer
 from tether.client import (
     Answer,
     CaughtUp,
     Client,
     ExecutionItem,
     Interaction,
-    ResponseFailedError,
 )
 from tether.errors import Code, ProblemError
 from tether.ids import new_id
@@ -47,7 +47,20 @@ async def client(request: pytest.FixtureRequest, up: TetherSet) -> AsyncIterator
 async def ended(client: Client, conversation: str) -> None:
     """Until the conversation's execution has gone."""
     async with asyncio.timeout(WAIT_S):
-        while (await client.executions(conversation=conversation, active=True)).executions:
+        while True:
+            if not (await client.executions(conversation=conversation, active=True)).executions:
+                return
+            await asyncio.sleep(0.05)
+
+
+async def settled(client: Client, control: str, execution: str) -> ControlAnswer:
+    """The receipt of a control whose execution has ended, once the rows behind HTTP have caught up with the log."""
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            try:
+                return await client.receipt(control, execution=execution)
+            except ProblemError as error:
+                assert error.problem.code is Code.TARGET_STALE
             await asyncio.sleep(0.05)
 
 
@@ -145,8 +158,7 @@ async def test_a_message_joins_the_running_response_and_stop_ends_it_with_proof(
                     pass
     assert outcomes == ["stopped"]
     assert proof is not None
-    told = await client.receipt(receipt.control_id, execution=submission.execution)
-    assert told.status == "settled"
+    assert (await settled(client, receipt.control_id, submission.execution)).status == "settled"
 
 
 async def test_follow_until_a_response_that_is_over_ends_at_once(client: Client) -> None:
@@ -225,10 +237,19 @@ async def test_bad_input_is_refused_with_the_field_named(client: Client) -> None
     assert damaged.value.problem.code is Code.INVALID
 
 
-async def test_a_request_that_cannot_run_raises_what_the_log_says(client: Client) -> None:
-    with pytest.raises((ResponseFailedError, ProblemError)) as told:
-        await asyncio.wait_for(client.ask(new_id("conv"), "x", agent="no-such-agent"), WAIT_S)
-    assert told.value.problem.detail
+async def test_an_agent_that_is_not_there_is_a_failed_response_that_says_so(client: Client) -> None:
+    response = await asyncio.wait_for(client.ask(new_id("conv"), "x", agent="no-such-agent"), WAIT_S)
+    assert response.outcome in ("failed", "never_started")
+    assert response.error is not None and "no-such-agent" in response.error["detail"]
+
+
+async def test_an_interjection_where_nothing_runs_is_refused(client: Client) -> None:
+    with pytest.raises(ProblemError) as told:
+        await client.say(new_id("conv"), "hello?")
+    assert told.value.problem.code is Code.SESSION_STREAM_NOT_ACTIVE
+    with pytest.raises(ProblemError) as refused:
+        await client.ask(new_id("conv"), "hello?", agent="scripted", mode="interject")
+    assert refused.value.problem.code is Code.SESSION_STREAM_NOT_ACTIVE
 
 
 def example(up: TetherSet, name: str, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -191,29 +191,32 @@ async def test_a_start_for_another_sandbox_or_an_unknown_agent_is_refused_by_nam
         assert not rig.keeper_folders()
 
 
-@pytest.mark.parametrize(
-    ("verb", "data"),
-    [
-        ("stop", b"\xff\xfe"),
-        ("stop", b"[]"),
-        ("stop", b'{"v": 9, "control": "a", "verb": "stop"}'),
-        ("stop", b'{"control": "../x", "verb": "stop"}'),
-        ("stop", b'{"control": "a", "verb": "interrupt"}'),
-        ("stop", b'{"control": "a", "verb": "stop"}'),
-        ("stop", b'{"control": "a", "verb": "stop", "payload": {"x": NaN}}'),
-        ("stop", b"{" * 5000),
-        ("start", b'{"control": "a", "verb": "start", "payload": {}}'),
-        ("answer", b'{"control": "a", "verb": "answer", "surprise": 1}'),
-        ("receipt", b'{"control": "a", "verb": "receipt", "payload": {"control": 7}}'),
-        ("discover", b'{"control": "a", "verb": "discover", "payload": {"conversation": "a.>"}}'),
-        ("snapshot", b'{"control": "a", "verb": "snapshot"}'),
-    ],
+HOSTILE = (
+    ("stop", b"\xff\xfe"),
+    ("stop", b"[]"),
+    ("stop", b'{"v": 9, "control": "a", "verb": "stop"}'),
+    ("stop", b'{"control": "../x", "verb": "stop"}'),
+    ("stop", b'{"control": "a", "verb": "interrupt"}'),
+    ("stop", b'{"control": "a", "verb": "stop"}'),
+    ("stop", b'{"control": "a", "verb": "stop", "payload": {"x": NaN}}'),
+    ("stop", b"{" * 5000),
+    ("stop", b'{"control": "a", "verb": "stop", "payload": {"x": "' + b"x" * 700_000 + b'"}}'),
+    ("start", b'{"control": "a", "verb": "start", "payload": {}}'),
+    ("answer", b'{"control": "a", "verb": "answer", "surprise": 1}'),
+    ("receipt", b'{"control": "a", "verb": "receipt", "payload": {"control": 7}}'),
+    ("discover", b'{"control": "a", "verb": "discover", "payload": {"conversation": "a.>"}}'),
+    ("snapshot", b'{"control": "a", "verb": "snapshot"}'),
 )
+
+
 async def test_hostile_requests_get_a_typed_error_that_names_the_field(
-    bus: NatsBus, nats_server: NatsServer, tenant: str, tmp_path: Path, verb: str, data: bytes
+    bus: NatsBus, nats_server: NatsServer, tenant: str, tmp_path: Path
 ) -> None:
     async with collector(bus, nats_server.url, tenant, tmp_path) as rig:
-        answer = await bus.request(subjects.control(tenant, rig.workspace, verb), data, timeout_s=5.0)
-        reply = ControlReply.model_validate_json(answer.data)
-        assert reply.status == "rejected" and reply.problem is not None
-        assert reply.problem.code == "INVALID" and reply.problem.fields[0].field
+        for verb, data in HOSTILE:
+            answer = await bus.request(subjects.control(tenant, rig.workspace, verb), data, timeout_s=5.0)
+            reply = ControlReply.model_validate_json(answer.data)
+            assert reply.status == "rejected" and reply.problem is not None, data[:80]
+            assert reply.problem.code == "INVALID" and reply.problem.fields[0].field, data[:80]
+        run = await rig.begin("hello")
+        assert (await run.ended()).body["outcome"] == "completed"

@@ -135,6 +135,9 @@ class Adapter(Protocol):
     name: str
     version: str  # recorded in the spool; a change of meaning changes it
     can_interject: bool
+    # Variable with a key → the variable by which this CLI takes a descriptor to read the same key from, once. Such a
+    # key stands in no environment: neither the CLI's tools nor /proc show it.
+    secret_descriptors: Mapping[str, str]
 
     def argv(self, launch: Launch, binary: Sequence[str]) -> list[str]:
         """The command line. Never holds a secret or the prompt."""

@@ -8,7 +8,8 @@ This module speaks to the CLI: command line, environment, stdin. What it says is
   kind, and a turn is given to the oldest prompt that waits. A uuid is used once, ever: the CLI drops a repeated one.
 * An approval or a question (`can_use_tool`) is answered by its `request_id`; an allow repeats the whole input.
 * An interrupt is acknowledged by `control_response`; the turn's `result` follows.
-* Keys reach the CLI through its environment, which the provider fills; nothing of them is here.
+* Keys reach the CLI through a descriptor where it can (`secret_descriptors`), else through its environment, which the
+  provider fills; nothing of them is here. In the environment every command that the model runs would inherit them.
 """
 
 from __future__ import annotations
@@ -42,6 +43,10 @@ class Claude:
     name = "claude"
     version = "1"
     can_interject = True
+    secret_descriptors: Mapping[str, str] = {
+        "ANTHROPIC_API_KEY": "CLAUDE_CODE_API_KEY_FILE_DESCRIPTOR",
+        "CLAUDE_CODE_OAUTH_TOKEN": "CLAUDE_CODE_OAUTH_TOKEN_FILE_DESCRIPTOR",
+    }
 
     def argv(self, launch: b.Launch, binary: Sequence[str]) -> list[str]:
         argv = [*binary, "-p", "--input-format", "stream-json", "--output-format", "stream-json", "--verbose"]

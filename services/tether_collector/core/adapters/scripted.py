@@ -42,6 +42,7 @@ class Scripted:
     name = "scripted"
     version = "1"
     can_interject = True
+    secret_descriptors: Mapping[str, str] = {}
 
     def argv(self, launch: b.Launch, binary: Sequence[str]) -> list[str]:
         return [*binary, "--resume" if launch.resume else "--session-id", launch.session, *launch.args]
