@@ -7,7 +7,7 @@ SHELL := /bin/bash
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.tether-stamp
-SOURCES := contracts services tools tests
+SOURCES := contracts services tools tests examples
 
 .PHONY: help demo test check lint types layers schemas generate requirements bench chaos fuzz k8s agents lock clean venv
 

@@ -73,8 +73,8 @@ class BlobRef(Body):
 
 
 class ExecutionStarted(Body):
-    """The claim: the process exists only after this is stored. `target` as in `ids.ExecutionTarget`. `key_source`: where
-    the agent's key comes from (names of variables and of a file, never a value)."""
+    """The claim: the process exists only after this is stored. `target` as in `ids.ExecutionTarget`.
+    `key_source`: where the agent's key comes from (names of variables and of a file, never a value)."""
 
     boot: str
     instance: str

@@ -19,7 +19,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 PREFIX = "TETHER_"
 # Variables of other programs of the set that a service may find in its environment without reading them.
-FOREIGN_PREFIXES = ("TETHER_SCRIPTED_", "TETHER_TEST_", "TETHER_CLI_", "TETHER_PROCESS_")
+FOREIGN_PREFIXES = ("TETHER_SCRIPTED_", "TETHER_TEST_", "TETHER_CLI_", "TETHER_CLIENT_", "TETHER_PROCESS_")
 
 _SECRET_NAME = re.compile(r"(^|_)(API_?KEY|KEY|TOKEN|SECRET|PASSWORD|CREDENTIALS?|HEADERS)(_|$)", re.IGNORECASE)
 

@@ -9,6 +9,7 @@ from tether.errors import InvalidError
 from tether.ids import check_token
 from tether.limits import EXECUTION_TOKEN_CONVERSATION
 
+ANY_WORKSPACE: Final = "*"  # in filters only
 PROMPTS_STREAM: Final = "PROMPTS"
 COMMANDS_STREAM: Final = "COMMANDS"
 PROMPTS_ALL: Final = "tether.prompt.>"
@@ -78,7 +79,9 @@ def event(tenant: str, workspace: str, conversation: str, execution: str) -> str
 
 
 def conversation_events(tenant: str, workspace: str, conversation: str) -> str:
-    """Filter: every event subject of one conversation."""
+    """Filter: every event subject of one conversation. `ANY_WORKSPACE` where its workspace is not known (yet)."""
+    if workspace == ANY_WORKSPACE:
+        return f"tether.event.{check_token(tenant, 'tenant')}.*.{check_token(conversation, 'conversation')}.*"
     return event(tenant, workspace, conversation, "x")[:-1] + "*"
 
 

@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import stat
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -32,17 +36,23 @@ from support_claude import (
 from tether import Client
 from tether import events as ev
 from tether_agent.providers import procfs
+from tether_agents.locate import FoundAgent
 from tether_cli.set import ServiceSet, SetOptions
 
 pytestmark = [pytest.mark.real_cli, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(120)]
 
+WRONG_KEY = "sk-wrong-00aa11bb22cc33dd44ee55"
 SLEEP = "python3 -c 'import time; time.sleep(60)'"
 
 
+@pytest.fixture(scope="module")
+def claude() -> FoundAgent:
+    return found_claude()
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def rig(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Rig]:
+async def rig(claude: FoundAgent, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Rig]:
     """A key in a file; a user whose own login nobody has asked for; a CLI that gives up soon."""
-    claude = found_claude()
     root = tmp_path_factory.mktemp("claude")
     login = root / "home" / ".claude" / ".credentials.json"
     login.parent.mkdir(parents=True)
@@ -62,6 +72,8 @@ async def rig(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Rig]:
         options = SetOptions(data=root / "data", log="quiet", agents_file=agents)
         async with ServiceSet(options) as up, Client.http(up.state.http_url, up.state.token) as client:
             yield Rig(up.state, client, models, root, key_file, claude.pinned_version)
+    left = await asyncio.to_thread(holding, root / "data", [KEY])
+    assert left == [], "with the set the copies of its keys are gone"
 
 
 async def test_a_text_streams_in_deltas_and_its_cost_is_recorded_once(rig: Rig) -> None:
@@ -301,7 +313,7 @@ async def test_no_key_is_anywhere_but_in_the_file_of_the_provider(rig: Rig) -> N
         assert "ANTHROPIC_BASE_URL=" in done["output"], "the tool has shown its environment"
         assert "API_KEY_FILE_DESCRIPTOR=" in done["output"], "and that of the CLI"
         shown = json.dumps([str(item) for item in talk.items])
-    assert sum(len(messages) for messages in stored.values()) > 50
+    assert any(b"API_KEY_FILE_DESCRIPTOR=" in message for message in stored["EVENTS_default"])
     needles = [KEY, KEY[-20:], OWN_LOGIN]
     assert not [argv for argv in arguments if any(needle in " ".join(argv) for needle in needles)]
     found = {name for name, messages in stored.items() for m in messages if any(n.encode() in m for n in needles)}
@@ -311,3 +323,52 @@ async def test_no_key_is_anywhere_but_in_the_file_of_the_provider(rig: Rig) -> N
     assert await asyncio.to_thread(holding, rig.data, needles) == [provided]
     assert stat.S_IMODE((rig.data / provided).stat().st_mode) == 0o600
     assert {entry["key"] for entry in rig.models.requests if "directive" in entry} == {"accepted"}
+
+
+def refused_run(root: Path, models: FakeModels, claude: FoundAgent) -> tuple[list[str], int]:
+    """`tether run` as a user types it, with a wrong key in the shell and the CLI's own many retries: the lines until
+    the refusal is told, and the exit code after a Ctrl-C."""
+    environment = {name: value for name, value in os.environ.items() if name in ("PATH", "LANG")} | {
+        "HOME": str(root),
+        "TMPDIR": str(root / "tmp"),
+        "ANTHROPIC_API_KEY": WRONG_KEY,
+        "ANTHROPIC_BASE_URL": models.base_url,
+        "PYTHONUNBUFFERED": "1",
+    }
+    arguments = ["run", "hello", "--agent", "claude", "--workspace", str(root / "project")]
+    arguments += ["--agents-dir", str(claude.path.parent)]
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "tether_cli", *arguments],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    lines: list[str] = []
+    with process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            lines.append(line)
+            if "refused the credentials" in line:
+                process.send_signal(signal.SIGINT)
+                break
+        lines += process.stdout.readlines()
+        return lines, process.wait(60)
+
+
+async def test_a_wrong_key_of_the_shell_is_named_in_the_terminal_while_the_cli_still_retries(
+    claude: FoundAgent, tmp_path: Path
+) -> None:
+    for name in ("project", "tmp"):
+        (tmp_path / name).mkdir()
+    with FakeModels(require_key=KEY) as models:
+        lines, code = await asyncio.to_thread(refused_run, tmp_path, models, claude)
+        asked = [entry for entry in models.requests if "directive" in entry]
+    shown = "".join(lines)
+    assert "ANTHROPIC_API_KEY of the agent service's environment" in shown
+    assert len(asked) < 8, "it was told before the CLI gave up"
+    assert {entry["key"] for entry in asked} == {"refused"}
+    assert code in (1, 130)
+    assert WRONG_KEY not in shown
+    assert await asyncio.to_thread(holding, tmp_path, [WRONG_KEY, WRONG_KEY[-20:]]) == []

@@ -231,35 +231,6 @@ def test_doctor_tells_where_a_key_comes_from_and_never_the_key(data: Path, tmp_p
     assert "sk-do-not-show" not in done.stdout + done.stderr
 
 
-def test_a_login_is_imported_with_consent_only_and_named_as_the_keys_source(data: Path, tmp_path: Path) -> None:
-    login = tmp_path / "claude" / ".credentials.json"
-    login.parent.mkdir()
-    login.write_text('{"claudeAiOauth": {"accessToken": "sk-do-not-show", "expiresAt": 4102444800000}}')
-    env = {"XDG_CONFIG_HOME": str(tmp_path / "config"), "CLAUDE_CONFIG_DIR": str(login.parent)}
-    env |= dict.fromkeys(("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN", "CLAUDE_CODE_OAUTH_TOKEN"), "")
-    key_file = tmp_path / "config" / "tether" / "claude.env"
-    assert tether("import-login", data=data, **env).returncode == 2
-    assert not key_file.exists()
-    done = tether("import-login", "claude", "--yes", data=data, **env)
-    assert done.returncode == 0, done.stderr
-    assert stat.S_IMODE(key_file.stat().st_mode) == 0o600
-    assert "CLAUDE_CODE_OAUTH_TOKEN=sk-do-not-show" in key_file.read_text()
-    config = tmp_path / "config" / "tether" / "agents.toml"
-    config.write_text('[agents.claude]\ncommand = ["/opt/claude"]\n')
-    doctor = tether("doctor", data=data, **env)
-    assert f"key from {key_file}" in doctor.stdout
-    assert "sk-do-not-show" not in done.stdout + done.stderr + doctor.stdout + doctor.stderr
-
-
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"claudeAiOauth": {"accessToken": 7}}', '{"claudeAiOauth": []}'])
-def test_a_login_that_is_not_understood_is_not_shown(data: Path, tmp_path: Path, text: str) -> None:
-    (tmp_path / ".credentials.json").write_text(text)
-    done = tether("import-login", "--yes", data=data, CLAUDE_CONFIG_DIR=str(tmp_path), XDG_CONFIG_HOME=str(tmp_path))
-    assert done.returncode == 1
-    assert "no login that is understood" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
 def test_a_data_directory_that_cannot_be_made_is_said_with_a_remedy(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     done = tether("up", data=tmp_path / "file" / "data")

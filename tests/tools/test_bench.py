@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from tether.events import body_of
+from tether.fold import ExecutionFold
+from tether.frames import Frame, decode
 from tether_bench import report
 from tether_bench.__main__ import NAMES, chosen
 from tether_bench.logfill import made_execution
@@ -117,10 +120,16 @@ def test_a_recording_finds_what_was_cut_between_two_pieces_once() -> None:
 @pytest.mark.parametrize("events", [2, 100, 1025])
 def test_a_made_execution_has_exactly_the_events_that_were_asked_for(events: int) -> None:
     made = made_execution("t", "c", events)
-    frames = [json.loads(data) for data, _ in made.frames]
-    assert sum(len(frame["events"]) for frame in frames) == events
-    assert (frames[0]["first"], frames[-1]["last"]) == (1, events)
-    assert [frame["first"] for frame in frames[1:]] == [frame["last"] + 1 for frame in frames[:-1]]
+    frames = [decode(made.address.subject, data) for data, _ in made.frames]
+    assert all(isinstance(frame, Frame) for frame in frames)
+    log = [event for frame in frames if isinstance(frame, Frame) for event in frame.events]
+    assert [event.ordinal for event in log] == list(range(1, events + 1))
+    assert all(body_of(event) is not None for event in log)
+    fold = ExecutionFold()
+    for event in log:
+        fold.apply(event)
+    assert fold.freeze().applied == events
+    assert not fold.freeze().partial
 
 
 @pytest.mark.timeout(180)

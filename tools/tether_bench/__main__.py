@@ -66,25 +66,23 @@ def chosen(only: Sequence[str], *, short: bool) -> list[str]:
 def measured(rig: Rig, names: Sequence[str]) -> list[Figure]:
     """Every figure of `names`; one that cannot be measured has a problem instead of a value."""
     figures: list[Figure] = []
-    workspace = rig.name("memory")
     idle: dict[str, float] = {}
     if "rss_mib" in names:
 
         def begin() -> list[Figure]:
-            rig.warm(workspace)
-            idle.update(memory.measure(rig, workspace))
+            idle.update(memory.measure(rig))
             return []
 
         figures += _attempt(rig, ["rss_mib"], begin)
     if "keeper_rss_mib" in names:
-        figures += _attempt(rig, ["keeper_rss_mib"], lambda: memory.keeper(rig, workspace))
+        figures += _attempt(rig, ["keeper_rss_mib"], lambda: memory.keeper(rig))
     for group, measure in GROUPS:
         wanted = [name for name in names if name in group]
         if wanted:
             figures += _attempt(rig, wanted, lambda wanted=wanted, measure=measure: measure(rig, wanted))  # type: ignore[misc]
     if idle:
         alone = not set(names) - set(MEMORY)
-        figures += _attempt(rig, ["rss_mib"], lambda: memory.loaded(rig, workspace, idle, alone=alone))
+        figures += _attempt(rig, ["rss_mib"], lambda: memory.loaded(rig, idle, alone=alone))
     return figures
 
 

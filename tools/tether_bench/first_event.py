@@ -16,14 +16,13 @@ _BUDGET_S: Final = 6.0  # of a short run's rounds
 
 def first_event(rig: Rig) -> list[Figure]:
     rounds, prompts = (3, 3) if rig.short else (5, 6)
-    workspace = rig.name("first")
-    rig.warm(workspace)
+    rig.warm()
     events: list[float] = []
     outputs: list[float] = []
     bare: list[float] = []
     for _ in rig.rounds(rounds, _BUDGET_S):
         bare.append(median([_bare(rig) for _ in range(prompts)]))
-        both = [_prompted(rig, workspace) for _ in range(prompts)]
+        both = [_prompted(rig) for _ in range(prompts)]
         events.append(median([first for first, _ in both]))
         outputs.append(median([output for _, output in both]))
     baselines = {"pipe": tuple(bare)}
@@ -33,14 +32,14 @@ def first_event(rig: Rig) -> list[Figure]:
     ]
 
 
-def _prompted(rig: Rig, workspace: str) -> tuple[float, float]:
+def _prompted(rig: Rig) -> tuple[float, float]:
     """One prompt; ms to the first event of its execution, and to the first that the CLI printed."""
     conversation = rig.name("first")
     with rig.tap() as tap, rig.http() as client:
         stream = rig.follow(tap, conversation)
         client.ask("GET", "/healthz")  # the connection is there before the time is taken
         sent_s = time.time()
-        rig.prompt(client, conversation, "!say hello", workspace)
+        rig.prompt(client, conversation, "!say hello")
         rig.wait(lambda: stream.has(b'"execution.ended"'), START_S, "an execution's end", poll_s=0.05)
         first_s = output_s = 0.0
         for received_s, event in SseReplay(stream).told():

@@ -18,7 +18,7 @@ from tether_bench.tap import BenchError, Recording, SseReplay
 
 RATE: Final = 20  # events a second of one execution
 INTERVAL_MS: Final = 1000 // RATE
-SETTLE_S: Final = 0.3  # between everybody being there and the first round
+SETTLE_S: Final = 1.0  # between everybody being there and the first round
 _BUDGET_S: Final = 11.0  # of a short run's rounds
 _LATE_S: Final = 20.0  # how long after its time a round's last delta may come
 
@@ -163,8 +163,7 @@ def _running(rig: Rig, how: Shape) -> Iterator[_Load]:
     folder = rig.folder / rig.name("latency")
     folder.mkdir()
     deltas = max(1, round(how.seconds * RATE))
-    workspace = rig.name("latency")
-    rig.warm(workspace)
+    workspace = rig.warm()
     with rig.tap() as tap, rig.http() as client:
         conversations = [rig.name(f"x{how.executions}") for _ in range(how.executions)]
         cpu = CpuMeter(pids(rig.state, workspace))
@@ -175,7 +174,7 @@ def _running(rig: Rig, how: Shape) -> Iterator[_Load]:
                 f"!wait_file {folder}/go-{number}\n!sleep {phase_s:.4f}\n!deltas {deltas} {INTERVAL_MS}"
                 for number in range(how.rounds)
             ]
-            rig.prompt(client, conversation, "\n".join(steps), workspace)
+            rig.prompt(client, conversation, "\n".join(steps))
         try:
             for stream in load.streams:
                 rig.wait(lambda s=stream: s.has(b'"model.request"'), START_S, "an agent's start")  # type: ignore[misc]

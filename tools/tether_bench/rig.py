@@ -34,6 +34,7 @@ T = TypeVar("T")
 _POLL_S: Final = 0.01
 START_S: Final = 60.0  # until a sandbox, or all of a round's agents, are up
 END_S: Final = 30.0
+WORKSPACE: Final = "bench"
 OVER: Final = "the bench's time is over"
 AGENT: Final = (sys.executable, "-P", "-m", "scripted_agent")
 
@@ -50,6 +51,7 @@ class Rig:
     deadline_s: float = float("inf")  # monotonic; nothing is waited for beyond it
     say: Callable[[str], None] = print
     _names: int = 0
+    _warm: bool = False
 
     @property
     def truth(self) -> Path:
@@ -90,13 +92,13 @@ class Rig:
         finally:
             client.close()
 
-    def prompt(self, client: Http, conversation: str, script: str, workspace: str) -> str:
+    def prompt(self, client: Http, conversation: str, script: str) -> str:
         """Send a prompt; returns its execution. The same request is repeated while it is pending."""
         body = {
             "request_id": new_id("req"),
             "content": [{"type": "text", "text": script}],
             "agent": {"kind": "scripted"},
-            "workspace": workspace,
+            "workspace": WORKSPACE,
         }
         until_s = time.monotonic() + START_S
         while True:
@@ -124,13 +126,17 @@ class Rig:
             SseReplay(recording).told().__next__()  # says what the server answered
         return recording
 
-    def warm(self, workspace: str) -> None:
-        """A sandbox that has run something."""
+    def warm(self) -> str:
+        """The workspace of the sandbox that all figures share; it has run something."""
+        if self._warm:
+            return WORKSPACE
         with self.tap() as tap, self.http() as client:
             conversation = self.name("warm")
             stream = self.follow(tap, conversation)
-            self.prompt(client, conversation, "!say ready", workspace)
+            self.prompt(client, conversation, "!say ready")
             self.wait(lambda: stream.has(b'"execution.ended"'), START_S, "the first execution of a sandbox")
+        self._warm = True
+        return WORKSPACE
 
     # --- the agent beside the product ---
 

@@ -13,7 +13,7 @@ from tether.frames import Frame, decode
 from tether.subjects import EventAddress
 from tether_bench.logfill import MadeExecution, introduce, made_execution, publish
 from tether_bench.processes import CpuMeter, pids
-from tether_bench.rig import Rig, lines_of, projected, projection_of
+from tether_bench.rig import WORKSPACE, Rig, lines_of, projected, projection_of
 from tether_bench.stats import Figure, Target
 from tether_bench.tap import BenchError
 
@@ -26,8 +26,7 @@ _BUDGET_S: Final = 6.0  # of a short run's rounds
 
 def collector_lines(rig: Rig) -> list[Figure]:
     rounds = 2 if rig.short else 3
-    workspace = rig.name("flood")
-    rig.warm(workspace)
+    workspace = rig.warm()
     whole: list[float] = []
     stored: list[float] = []
     bare: list[float] = []
@@ -35,7 +34,7 @@ def collector_lines(rig: Rig) -> list[Figure]:
     for _ in rig.rounds(rounds, _BUDGET_S):
         bare.append(_bare_lines(rig))
         cpu.start()
-        both = flood(rig, workspace, LINES)
+        both = flood(rig, LINES)
         cpu.stop()
         whole.append(both[0])
         stored.append(both[1])
@@ -74,12 +73,12 @@ class _Flooded:
     last_stored_s: float
 
 
-def flood(rig: Rig, workspace: str, lines: int) -> tuple[float, float]:
+def flood(rig: Rig, lines: int) -> tuple[float, float]:
     """One execution of so many lines: lines a second until projected, and until stored. Checks that all are there."""
     conversation = rig.name("flood")
     with rig.http() as client:
-        execution = rig.prompt(client, conversation, f"!lines {lines}", workspace)
-        subject = EventAddress(rig.state.tenant, workspace, conversation, execution).subject
+        execution = rig.prompt(client, conversation, f"!lines {lines}")
+        subject = EventAddress(rig.state.tenant, WORKSPACE, conversation, execution).subject
 
         async def work(bus: NatsBus) -> tuple[_Flooded, list[tuple[float, int]]]:
             durable = await projection_of(bus, rig.log)

@@ -8,7 +8,7 @@ The user's file (`${XDG_CONFIG_HOME:-~/.config}/tether/agents.toml`, or `--agent
     key_file = "/home/me/.config/tether/claude.env"
     env      = { NAME = "not secret" }
 
-Without it, `claude` gets its usual variables where the shell has them, else the login that `tether import-login`
+Without it, `claude` gets its usual variables where the shell has them, else the login that `tether agents login`
 copied. What is written holds names and paths, no key.
 """
 
@@ -57,7 +57,7 @@ def default_file(environ: Mapping[str, str] | None = None) -> Path:
 
 
 def imported_login(environ: Mapping[str, str] | None = None) -> Path:
-    """The key file that `tether import-login` writes."""
+    """The key file that `tether agents login` writes."""
     return default_file(environ).with_name("claude.env")
 
 

@@ -196,7 +196,7 @@ class NatsTransport:
         records = await _told(self._records())
         workspace = await _told(_patient(lambda: records.workspace(conversation), _deadline_s(options.patience_s)))
         # Before the first prompt is admitted nobody knows the workspace; the conversation's id is the tenant's.
-        where = Where(self.tenant, workspace or "*", conversation)
+        where = Where(self.tenant, workspace or subjects.ANY_WORKSPACE, conversation)
         cursor = decode_cursor(options.cursor, where)
         if options.durable is not None:
             items = DurableFollower(records.bus, where, options.durable, cursor, patience_s=options.patience_s).run()
@@ -327,12 +327,25 @@ class NatsTransport:
 
     async def _executions(self, conversation: str | None, active: bool, limit: int, page: str | None) -> ExecutionList:
         if conversation is not None:
-            views = list(reversed((await self._conversation(conversation, None)).executions))
+            views = await self._executions_of(conversation)
             views = [view for view in views if view.state != "ended"] if active else views
         else:
             views = await self._known_executions(active)
         shown, following = _page(views, limit, page)
         return ExecutionList(executions=shown, next_page=following)
+
+    async def _executions_of(self, conversation: str) -> list[ExecutionView]:
+        """Newest first; one that has logged nothing yet is known from the owner record."""
+        records = await self._records()
+        workspace = await records.workspace(conversation)
+        if workspace is None:
+            return []
+        views = list(reversed((await self._conversation(conversation, None)).executions))
+        owner = await records.owner(workspace, conversation)
+        owning = None if owner is None else active_view(owner)
+        if owning is not None and owning.execution not in {view.execution for view in views}:
+            views.insert(0, owning)
+        return views
 
     async def _known_executions(self, active: bool) -> list[ExecutionView]:
         """Of all conversations, from the owner records: those that own one, and the last that have ended."""

@@ -209,6 +209,7 @@ class LocalProvider:
             # What had to be killed has not told its end: the next agent service starts a collector for it.
             unfinished = killed > 0 or file.status == "unfinished"
             self._note(sandbox, replace(file.with_process(None), status="unfinished" if unfinished else "stopped"))
+            self._environment_file(file).unlink(missing_ok=True)  # no key outlives its sandbox; a start writes it anew
         _log.info("sandbox_stopped", **self._named(sandbox), killed=killed)
         return Stopped(tenant, workspace, killed)
 
@@ -247,7 +248,7 @@ class LocalProvider:
         assert file is not None
         folder = sandbox_file.folder_of(self._state_dir, sandbox.tenant, sandbox.workspace)
         try:
-            write_environment(folder / "agent-env.json", self._environment)
+            write_environment(self._environment_file(file), self._environment)
             process = collector_process.spawn(self._command, self._child_environment(file), folder / "collector.log")
         except OSError as error:
             detail = f"the collector cannot be started: {error.strerror}"
@@ -389,6 +390,9 @@ class LocalProvider:
     def _named(sandbox: _Sandbox) -> dict[str, str]:
         return {"tenant": sandbox.tenant, "workspace": sandbox.workspace}
 
+    def _environment_file(self, file: SandboxFile) -> Path:
+        return sandbox_file.folder_of(self._state_dir, file.tenant, file.workspace) / "agent-env.json"
+
     def _facts(self, file: SandboxFile) -> Mapping[str, Any]:
         """What identifies the sandbox, and where its agents' keys came from. Without pids: those change with every
         restart of the collector, and the record is written when a start is forwarded."""
@@ -416,7 +420,7 @@ class LocalProvider:
             collector_process.BOOT_VARIABLE: file.boot,
             "TETHER_WORKSPACE_DIR": file.directory,
             "TETHER_AGENTS": json.dumps(commands),
-            "TETHER_AGENT_ENV_FILE": str(folder / "agent-env.json"),
+            "TETHER_AGENT_ENV_FILE": str(self._environment_file(file)),
             "TETHER_FACTS": json.dumps(self._facts(file)),
         }
         values |= self._bus_credentials(folder)

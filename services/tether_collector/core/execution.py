@@ -292,8 +292,9 @@ class Execution:
         facts = self._facts
         match signal:
             case b.TurnBegan(prompt):
-                facts.terminal, facts.settled = None, False
-                self._stop.turn_over = False
+                self._change_stop(lambda stop: stop.turn_began(self._at))
+                if not self._stop.cut:
+                    facts.terminal, facts.settled = None, False
                 if prompt is not None:
                     self._seen(prompt)
                     self._receipts.taken(prompt)
@@ -317,8 +318,8 @@ class Execution:
 
     def _terminal(self, outcome: str, code: str | None, detail: str | None) -> None:
         facts = self._facts
-        if facts.final and facts.terminal is not None:
-            return  # the refusal of the session explains more than the terminal line that goes with it
+        if (facts.final or self._stop.cut) and facts.terminal is not None:
+            return  # the refusal of the session explains more; and behind a stop no further turn counts
         facts.terminal = {"outcome": outcome, "code": code, "detail": detail}
         facts.waiting_since_ms = self._at
         facts.settled = False
@@ -355,12 +356,16 @@ class Execution:
             # A deadline of an earlier turn may be recorded after the next one ended: it settles nothing.
             facts.settled = timer.at >= settle_at
         if self._ending.alive:
-            before = self._stop.stage
-            self._stop.timer(timer.name, timer.at)
-            if before == "interrupting" and self._stop.stage == "terminating":
-                for stop in self._receipts.open("stop"):
-                    self._take_all(self._receipts.deliver(stop.control))
+            self._change_stop(lambda stop: stop.timer(timer.name, timer.at))
             self._ending.timer(timer.name, timer.at)
+
+    def _change_stop(self, change: Callable[[Stop], None]) -> None:
+        """A stop is delivered, at the latest, when its interrupt is waited for no more."""
+        before = self._stop.stage
+        change(self._stop)
+        if before == "interrupting" and self._stop.stage == "terminating":
+            for stop in self._receipts.open("stop"):
+                self._take_all(self._receipts.deliver(stop.control))
 
     def _on_note(self, note: i.Note) -> None:
         body = note.body
@@ -456,6 +461,10 @@ class Execution:
     def _look_for_end(self) -> None:
         """A terminal line was said and no turn runs: is it the end?"""
         facts = self._facts
+        if self._stop.requested and self._is_waiting():
+            self._change_stop(lambda stop: stop.cut_off(self._at))
+        if self._stop.cut:
+            return  # the process is told to go: what it says until then belongs before the response's end
         if facts.final or (not facts.background and self._settle_at() is None):
             self._respond_as_said()
 
@@ -503,7 +512,7 @@ class Execution:
     def _respond_without_end(self, rc: int | None) -> None:
         facts = self._facts
         how = "its end was not seen" if rc is None else f"killed by signal {-rc}" if rc < 0 else f"exit code {rc}"
-        said = facts.terminal is not None and not (self._stop.requested and self._is_waiting())
+        said = facts.terminal is not None and not (self._stop.cut or (self._stop.requested and self._is_waiting()))
         if said:
             self._respond_as_said()
         elif self._stop.requested:

@@ -1,13 +1,18 @@
 """Exact stop: the escalation from a polite interrupt to a killed process tree, until there is proof.
 
     idle ──request──▶ interrupting ──Timer(stop.interrupt), 2 s──▶ terminating ──Timer(stop.term), 5 s──▶ killing
-      └──request, response over already──────────────────────────────▲
+      │                        └──the turn is over, and another is queued or begins───▲
+      └──request, response over already, or between two turns────────▲
     any ──Exited──▶ (`ending.py` kills what is left) ──Proved──▶ settled
 
     interrupting  the adapter's interrupt is written; stdin is closed as soon as the turn is over, so that a CLI that
                   obeys leaves by itself within the 2 s
     terminating   stdin closed, SIGTERM
     killing       everything of the process killed: namespace, cgroup or sweep
+
+No turn counts after a stop was accepted but the one that ran: a CLI goes on with what was said into it (an interrupt
+ends one turn, the end of stdin none), so it is told to go as soon as that turn is over. Such a stop has *cut* work:
+the response ends `stopped` however its last turn ended.
 
 A reply to a stop is a hint. What settles it is `Proved`: a signal to a group proves nothing, as CLIs run their tools
 in sessions of their own. A second stop joins the first: both controls are settled by the same proof.
@@ -29,12 +34,13 @@ Stage = Literal["idle", "interrupting", "terminating", "killing"]
 
 @dataclass(slots=True)
 class Stop:
-    """`control` is the first stop's id; `since_ms` when the stage began."""
+    """`control` is the first stop's id; `since_ms` when the stage began. `cut`: a turn that would follow must not."""
 
     stage: Stage = "idle"
     since_ms: int = 0
     control: str = ""
     turn_over: bool = False
+    cut: bool = False
 
     @property
     def requested(self) -> bool:
@@ -51,6 +57,19 @@ class Stop:
     def turn_ended(self) -> None:
         """The CLI said its terminal line: nothing is left to interrupt."""
         self.turn_over = True
+
+    def turn_began(self, at: int) -> None:
+        """Behind the turn that a stop has ended none may run."""
+        if self.requested and self.turn_over:
+            self.cut_off(at)
+        else:
+            self.turn_over = False
+
+    def cut_off(self, at: int) -> None:
+        """Work is left behind the turn that has ended: do not wait for the CLI to get to it."""
+        self.cut = True
+        if self.stage == "interrupting":
+            self.stage, self.since_ms = "terminating", at
 
     def timer(self, name: str, at: int) -> None:
         """A deadline passed; one of an earlier stage changes nothing."""

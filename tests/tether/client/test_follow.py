@@ -14,6 +14,7 @@ from support_log import LogWriter, Reader
 from support_nats import NatsServer, running_server
 from tether import subjects, topology
 from tether.bus import NatsBus, connect
+from tether.client import Client
 from tether.client.backoff import Backoff
 from tether.client.follow import Follower, Where
 from tether.client.items import CaughtUp, ExecutionItem
@@ -58,6 +59,23 @@ async def two(request: pytest.FixtureRequest, tenant: str) -> AsyncIterator[tupl
     async with await connect(nats.url, name="writer") as one, await connect(nats.url, name="reader") as other:
         await one.ensure(topology.tenant(tenant, max_bytes=64 << 20))
         yield one, other
+
+
+async def test_a_reader_may_come_before_the_first_prompt_when_nobody_knows_the_workspace(
+    two: tuple[Bus, Bus], tenant: str
+) -> None:
+    writer, bus = two
+    log, reader = LogWriter(writer, tenant), Reader()
+    async with asyncio.timeout(WAIT_S), Client.nats(bus, tenant=tenant) as client:
+        async with aclosing(client.follow("c")) as items:
+            async for item in items:
+                reader.take(item)
+                if isinstance(item, CaughtUp):
+                    await log.created("e1")
+                    await log.frame("e1", 5)
+                if reader.count == 5:
+                    break
+    assert reader.got["e1"] == [1, 2, 3, 4, 5]
 
 
 async def test_a_reader_that_disconnects_100_times_gets_each_of_5000_events_once(

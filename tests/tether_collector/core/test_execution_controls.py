@@ -368,6 +368,49 @@ def test_a_completed_turn_with_background_work_open_does_not_survive_a_stop() ->
     assert rig.body(ev.RESPONSE_ENDED)["outcome"] == "stopped"
 
 
+def test_a_stop_does_not_leave_a_queued_interjection_its_turn() -> None:
+    rig = started()
+    interject(rig, "k1")
+    rig.control("k2", "stop")
+    rig.write_all()
+    rig.say({"type": "interrupted", "id": "k2"}, {"type": "result", "status": "interrupted", "prompt": PROMPT_ID})
+    assert rig.wants(i.SendSignal) == [i.SendSignal("k2", "SIGTERM")], "told to go before it takes the next one up"
+    rig.say({"type": "turn.started", "prompt": "k1"}, {"type": "result", "status": "ok", "prompt": "k1"})
+    assert ev.RESPONSE_ENDED not in rig.types(), "what the agent still says comes before the response's end"
+    assert rig.deadline(STOP_TERM) == 5_000
+    rig.exit(0)
+    rig.prove()
+    assert rig.body(ev.RESPONSE_ENDED)["outcome"] == rig.body(ev.EXECUTION_ENDED)["outcome"] == "stopped"
+
+
+def test_a_turn_that_begins_behind_a_stop_does_not_complete_the_response() -> None:
+    rig = started()
+    rig.say({"type": "background", "id": "b1", "state": "started"})
+    rig.say({"type": "result", "status": "ok", "prompt": PROMPT_ID})
+    rig.control("k1", "stop")
+    assert rig.wants(i.SendSignal) == [i.SendSignal("k1", "SIGTERM")], "between two turns nothing is to be interrupted"
+    rig.say({"type": "background", "id": "b1", "state": "done"})
+    rig.say({"type": "turn.started", "prompt": "later"}, {"type": "result", "status": "ok", "prompt": "later"})
+    rig.exit(143)
+    assert rig.body(ev.RESPONSE_ENDED)["outcome"] == "stopped"
+
+
+@pytest.mark.parametrize("said", ["before the stop", "after the stop"])
+def test_a_stop_between_a_completed_turn_and_the_queued_one_stops(said: str) -> None:
+    rig = started()
+    interject(rig, "k1")
+    rig.write_all()
+    if said == "before the stop":
+        rig.say(OK)
+    rig.control("k2", "stop")
+    if said == "after the stop":
+        rig.say(OK)
+    assert rig.wants(i.SendSignal) == [i.SendSignal("k2", "SIGTERM")]
+    rig.say({"type": "turn.started", "prompt": "k1"})
+    rig.exit(143)
+    assert rig.body(ev.RESPONSE_ENDED)["outcome"] == "stopped"
+
+
 def test_a_second_stop_joins_the_first_and_both_are_settled_by_one_proof() -> None:
     rig = started()
     rig.control("k1", "stop")
