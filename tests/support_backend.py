@@ -275,6 +275,7 @@ async def running_backend(
             for task in tasks:
                 task.cancel()
     finally:
+        listener.close()
         if own:
             await db.close()
 

@@ -535,10 +535,18 @@ class ConversationFold:
         self._recoveries: list[dict[str, Any]] = []
 
     def apply(self, event: ConversationEvent) -> Applied:
-        """Apply an event; one with a known id changes nothing. Never answers Hole: `_` forms no chain."""
+        """Apply an event; one with a known id changes nothing. Never answers Hole: `_` forms no chain. A body that lies
+        stops nobody: it is listed among the recoveries as `corrupt`."""
         if event.id in self._seen:
             return Applied.DUPLICATE
         self._seen.add(event.id)
+        try:
+            self._take(event)
+        except ValidationError:
+            self._recoveries.append({"corrupt": event.type, "id": event.id, "at": event.at})
+        return Applied.APPLIED
+
+    def _take(self, event: ConversationEvent) -> None:
         match event.type:
             case ev.PROMPT_ADMITTED:
                 admitted = ev.PromptAdmitted.model_validate(event.body)
@@ -564,7 +572,6 @@ class ConversationFold:
                 self._receipts[str(event.body.get("control"))] = dict(event.body)
             case ev.RECOVERY:
                 self._recoveries.append({**event.body, "at": event.at})
-        return Applied.APPLIED
 
     def _failed(self, body: ev.ResponseFailed, at: int) -> None:
         error = {"code": body.code, "detail": body.detail, "retryable": body.retryable}

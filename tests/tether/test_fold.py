@@ -238,3 +238,10 @@ def test_conversation_events_count_once_by_identity() -> None:
     state = builder.freeze()
     assert [message.response for message in state.messages] == ["rsp"]
     assert [(r.state, r.error and r.error["code"]) for r in state.responses] == [("failed", "RUNTIME_UNAVAILABLE")]
+
+
+def test_a_conversation_event_that_lies_is_told_as_corrupt_and_stops_nobody() -> None:
+    builder = ConversationFold()
+    liar = ConversationEvent(id="x", generation=1, at=7, type=ev.RESPONSE_CREATED, body={"request": 3})
+    assert builder.apply(liar) is Applied.APPLIED
+    assert builder.freeze().recoveries == [{"corrupt": ev.RESPONSE_CREATED, "id": "x", "at": 7}]

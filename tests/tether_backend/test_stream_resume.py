@@ -406,6 +406,13 @@ async def test_until_idle_ends_once_nothing_owns_the_conversation(backend: Backe
     await reader.close()
 
 
+async def _reconnected(bus: NatsBus, epoch: int) -> None:
+    async def back() -> bool:
+        return bus.epoch >= epoch and bus.connected and await bus.state(subjects.PROMPTS_STREAM) is not None
+
+    await eventually(back, "the bus came back")
+
+
 async def test_an_older_copy_of_the_log_put_back_gives_an_old_cursor_a_problem_though_sequences_are_used_again(
     tmp_path: Path, tenant: str
 ) -> None:
@@ -419,10 +426,7 @@ async def test_an_older_copy_of_the_log_put_back_gives_an_old_cursor_a_problem_t
             shutil.copytree(server.root / "store", tmp_path / "older")
             server.start()
 
-            async def back() -> bool:
-                return bus.connected
-
-            await eventually(back, "the bus came back")
+            await _reconnected(bus, 2)
             lost = await log.frame("e1", [text_delta(3, "lost", offset=4)])
             staying = backend.reader("c1")
             await staying.open()
@@ -435,7 +439,7 @@ async def test_an_older_copy_of_the_log_put_back_gives_an_old_cursor_a_problem_t
             shutil.rmtree(server.root / "store")
             shutil.copytree(tmp_path / "older", server.root / "store")
             server.start()
-            await eventually(back, "the bus came back")
+            await _reconnected(bus, 3)
             anew = Log(bus, tenant)
             assert await anew.frame("e2", [anew.started("e2"), text_delta(2, "other")]) == lost == kept + 1
 
