@@ -20,6 +20,7 @@ from tether.client.items import ConversationItem, ExecutionItem, Item
 from tether.client.types import Answer, Submission
 from tether.events import Event
 from tether.ids import new_id
+from tether.processes import ProcessId, identify
 from tether_agent.providers import procfs
 from tether_agents.locate import FoundAgent, Problem, find_agent
 from tether_cli.state import SetState
@@ -166,7 +167,7 @@ def processes_of(execution: str) -> dict[int, list[str]]:
     needle = f"{MARKER}={execution}-".encode()
     found = {}
     for pid in procfs.pids():
-        if needle in environ_of(pid) and procfs.identify(pid) is not None:
+        if needle in environ_of(pid) and identify(pid) is not None:
             found[pid] = procfs.argv_of(pid)
     return found
 
@@ -178,19 +179,19 @@ def environ_of(pid: int) -> bytes:
         return b""
 
 
-def cli_of(execution: str) -> procfs.Identity:
+def cli_of(execution: str) -> ProcessId:
     """The CLI's own process."""
     [pid] = [pid for pid, argv in processes_of(execution).items() if "--input-format" in argv]
-    identity = procfs.identify(pid)
+    identity = identify(pid)
     assert identity is not None
     return identity
 
 
-def collector_of(data: Path) -> procfs.Identity:
+def collector_of(data: Path) -> ProcessId:
     """The collector of the only sandbox of a data directory, as it is written down."""
     [path] = (data / "agent" / "sandboxes").glob("*/sandbox.json")
     value = json.loads(path.read_bytes())
-    return procfs.Identity(value["pid"], value["start_ticks"], value["machine_boot"])
+    return ProcessId(value["pid"], value["start_ticks"], value["machine_boot"])
 
 
 async def becomes(condition: Callable[[], bool], what: str) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx2
 
+from tether.processes import ProcessId, identify
 from tether_agent.providers import procfs
 from tether_cli.state import SetState
 
@@ -108,15 +109,15 @@ def processes_of(root: Path) -> list[str]:
     needle = str(root).encode()
     found = []
     for pid in procfs.pids():
-        if procfs.identify(pid) is None:
+        if identify(pid) is None:
             continue
         if needle in _read(pid, "cmdline") + b"\0" + _read(pid, "environ"):
             found.append(f"{pid} {' '.join(procfs.argv_of(pid))[:200]}")
     return found
 
 
-def collector_of(root: Path) -> procfs.Identity:
+def collector_of(root: Path) -> ProcessId:
     """The collector of the only sandbox of a data directory."""
     [path] = (root / "agent" / "sandboxes").glob("*/sandbox.json")
     value = json.loads(path.read_bytes())
-    return procfs.Identity(value["pid"], value["start_ticks"], value["machine_boot"])
+    return ProcessId(value["pid"], value["start_ticks"], value["machine_boot"])

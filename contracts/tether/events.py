@@ -50,7 +50,7 @@ RECOVERY: Final = "recovery"
 
 
 def request_event_id(request: str, kind: str, attempt: int = 1) -> str:
-    """The id of a conversation-level event about a request: one per request and type, and of failures one per attempt."""
+    """The id of a conversation-level event about a request; from the second attempt on it names the attempt."""
     return f"{request}/{kind}" if attempt == 1 else f"{request}/{attempt}/{kind}"
 
 
@@ -281,12 +281,13 @@ class Raw(Body):
 
 
 class PromptAdmitted(Body):
-    """A user's message. `into` is the running response that an interjection joined."""
+    """A user's message. `into`, `into_execution`: the running response and its execution that an interjection joined."""
 
     request: str
     prompt_sequence: int
     content: list[dict[str, Any]]
     into: str | None = None
+    into_execution: str | None = None
     author: str | None = None
 
 

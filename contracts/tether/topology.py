@@ -191,3 +191,8 @@ def reader(tenant_name: str, durable: str, filter_subject: str) -> ConsumerSpec:
         max_ack_pending=1024,
         metadata=(("tether_kind", "reader"),),
     )
+
+
+def names(topology: Topology) -> tuple[str, ...]:
+    """The names of a topology's streams."""
+    return tuple(stream.name for stream in topology.streams)

@@ -14,8 +14,7 @@ from collections.abc import Sequence
 import structlog
 
 from tether import topology
-from tether.bus import NatsBus, connect
-from tether.errors import BusUnavailableError
+from tether.bus import connect_service, wait_for_streams
 from tether.service import ready
 from tether_agent import agents
 from tether_agent.config import AgentSettings
@@ -26,33 +25,18 @@ from tether_agent.requests import Requests
 _log = structlog.get_logger("tether_agent")
 
 
-async def _connected(settings: AgentSettings, stop: asyncio.Event) -> NatsBus | None:
-    """A bus that is not up yet is waited for; None where `stop` came first."""
-    while not stop.is_set():
-        try:
-            return await connect(
-                settings.nats_url,
-                name="tether-agent",
-                user=settings.nats_user,
-                password=settings.password(),
-                creds_file=None if settings.nats_creds_file is None else str(settings.nats_creds_file),
-            )
-        except BusUnavailableError as error:
-            _log.warning("bus_unavailable", error=str(error))
-    return None
-
-
 async def serve(settings: AgentSettings, stop: asyncio.Event, *, command: Sequence[str] = COLLECTOR) -> None:
     """Run until `stop` is set. `command` starts a collector."""
     known = agents.load(settings.agents_file)
     environment = agents.environment(known, os.environ)
     for kind, names in environment.missing.items():
         _log.warning("agent_variables_missing", agent=kind, variables=names)
-    bus = await _connected(settings, stop)
+    bus = await connect_service(settings, "tether-agent", stop)
     if bus is None:
         return
     async with bus:
-        await bus.ensure(topology.base(replicas=settings.replicas))
+        if not await wait_for_streams(bus, topology.names(topology.base()), stop):
+            return
         provider = LocalProvider(settings, known, environment, bus, command=command)
         async with provider.running():
             async with Requests(provider).serving(bus), asyncio.TaskGroup() as group:

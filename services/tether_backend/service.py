@@ -16,7 +16,7 @@ from typing import Final
 import structlog
 
 from tether import subjects, topology
-from tether.bus import connect
+from tether.bus import connect_service, wait_for_streams
 from tether.errors import BusError, ProblemError
 from tether.ids import check_token
 from tether.kv import Bucket
@@ -45,17 +45,15 @@ async def run(settings: BackendSettings, stop: asyncio.Event) -> None:
     for name in settings.tenant_names:
         check_token(name, "TETHER_TENANTS")
     tokens = load_tokens(settings.http_tokens_file, settings.tenant_names)
-    bus = await connect(
-        settings.nats_url,
-        name="backend",
-        user=settings.nats_user,
-        password=settings.password(),
-        creds_file=None if settings.nats_creds_file is None else str(settings.nats_creds_file),
-    )
+    bus = await connect_service(settings, "tether-backend", stop)
+    if bus is None:
+        return
     async with bus:
-        await bus.ensure(topology.base(replicas=settings.replicas))
+        streams = [*topology.names(topology.base())]
         for name in settings.tenant_names:
-            await bus.ensure(topology.tenant(name, replicas=settings.replicas))
+            streams += topology.names(topology.tenant(name))
+        if not await wait_for_streams(bus, streams, stop):
+            return
         database = await open_database(settings.database_url)
         try:
             await serve(settings, tokens, bus, database, stop)

@@ -21,8 +21,7 @@ from typing import Final
 
 import structlog
 
-from tether.bus import NatsBus, connect
-from tether.errors import BusUnavailableError
+from tether.bus import connect_service
 from tether.limits import SHUTDOWN_BUDGET_S
 from tether.ports import Bus
 from tether.service import ready
@@ -66,25 +65,6 @@ async def workspace_lock(state_dir: Path) -> AsyncIterator[None]:
         os.close(descriptor)
 
 
-async def connected(settings: CollectorSettings, instance: str, stop: asyncio.Event) -> NatsBus | None:
-    """The bus, however long it is away; None where a stop came first."""
-    log = structlog.get_logger("tether.collector")
-    while not stop.is_set():
-        try:
-            return await connect(
-                settings.nats_url,
-                name=f"tether-collector {settings.tenant}/{settings.workspace} {instance}",
-                user=settings.nats_user,
-                password=settings.password(),
-                creds_file=None if settings.nats_creds_file is None else str(settings.nats_creds_file),
-                inbox_prefix=settings.nats_inbox_prefix,
-                connect_timeout_s=CONNECT_WAIT_S,
-            )
-        except BusUnavailableError as error:
-            log.warning("bus_away", error=str(error))
-    return None
-
-
 async def run_collector(settings: CollectorSettings, stop: asyncio.Event, *, step: Step = lambda _name: None) -> None:
     """Until `stop`. Raises WorkspaceInUseError, JournalError, BusError (credentials refused)."""
     instance = f"ins_{secrets.token_hex(8)}"
@@ -99,7 +79,13 @@ async def run_collector(settings: CollectorSettings, stop: asyncio.Event, *, ste
     async with workspace_lock(settings.state_dir):
         journal = Journal(settings.state_dir / "journal.sqlite3")
         try:
-            bus = await connected(settings, instance, stop)
+            bus = await connect_service(
+                settings,
+                f"tether-collector {settings.tenant}/{settings.workspace} {instance}",
+                stop,
+                inbox_prefix=settings.nats_inbox_prefix,
+                connect_timeout_s=CONNECT_WAIT_S,
+            )
             if bus is not None:
                 async with bus:
                     await serve(settings, bus, journal, instance, stop, step)

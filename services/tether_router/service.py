@@ -13,8 +13,7 @@ import time
 import structlog
 
 from tether import topology
-from tether.bus import NatsBus, connect
-from tether.errors import BusUnavailableError
+from tether.bus import connect_service
 from tether.ports import Bus
 from tether.service import ready
 from tether_router.admitter import Admitter, Clock
@@ -60,25 +59,9 @@ async def route(bus: Bus, settings: RouterSettings, stop: asyncio.Event, *, cloc
         following.cancel()
 
 
-async def _connect(settings: RouterSettings, stop: asyncio.Event) -> NatsBus | None:
-    """A bus that is not up yet is waited for; None where `stop` came first."""
-    while not stop.is_set():
-        try:
-            return await connect(
-                settings.nats_url,
-                name="tether-router",
-                user=settings.nats_user,
-                password=settings.password(),
-                creds_file=None if settings.nats_creds_file is None else str(settings.nats_creds_file),
-            )
-        except BusUnavailableError as error:
-            _log.warning("bus_unavailable", error=str(error))
-    return None
-
-
 async def serve(settings: RouterSettings, stop: asyncio.Event) -> None:
     """Run until `stop` is set."""
-    bus = await _connect(settings, stop)
+    bus = await connect_service(settings, "tether-router", stop)
     if bus is None:
         return
     async with bus:

@@ -35,6 +35,7 @@ from support_claude import (
 )
 from tether import Client
 from tether import events as ev
+from tether.processes import is_running, send_signal
 from tether_agent.providers import procfs
 from tether_agents.locate import FoundAgent
 from tether_cli.set import ServiceSet, SetOptions
@@ -255,14 +256,14 @@ async def test_an_answer_reaches_the_same_process_after_the_collector_was_killed
         asked = await talk.until(ev.INTERACTION_REQUESTED)
         cli = cli_of(talk.execution())
         collector = collector_of(rig.data)
-        assert procfs.send_signal(collector, signal.SIGKILL)
+        assert send_signal(collector, signal.SIGKILL)
 
         def back() -> bool:
             now = collector_of(rig.data)
-            return now != collector and procfs.is_alive(now)
+            return now != collector and is_running(now)
 
         await becomes(back, "the collector's return")
-        assert procfs.is_alive(cli)
+        assert is_running(cli)
         await talk.answer(asked, decision="allow")
         await talk.until(ev.TOOL_COMPLETED, status="ok")
         assert cli_of(talk.execution()) == cli

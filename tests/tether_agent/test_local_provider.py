@@ -17,6 +17,7 @@ from support_agent import provider_for, settings_for, until
 from support_nats import NatsServer
 from tether.bus import NatsBus
 from tether.errors import InvalidError
+from tether.processes import ProcessId, identify, is_running, send_signal
 from tether_agent.config import AgentSettings
 from tether_agent.providers import NotReadyError, ProvisionError, leftovers, procfs, sandbox_file
 from tether_agent.providers.local import LocalProvider
@@ -31,7 +32,7 @@ def file_of(settings: AgentSettings, tenant: str) -> SandboxFile:
     return found
 
 
-def process_of(settings: AgentSettings, tenant: str) -> procfs.Identity:
+def process_of(settings: AgentSettings, tenant: str) -> ProcessId:
     found = file_of(settings, tenant).process
     assert found is not None
     return found
@@ -66,7 +67,7 @@ async def test_a_collector_runs_in_a_session_of_its_own_and_outlives_the_service
         await provider.ensure(tenant, "w1")
         collector = process_of(settings, tenant)
         assert os.getsid(collector.pid) == collector.pid
-    assert procfs.is_alive(collector)
+    assert is_running(collector)
 
 
 async def test_after_a_restart_the_collector_is_adopted_with_its_boot(
@@ -99,7 +100,7 @@ async def test_a_reused_pid_is_not_taken_for_the_collector(bus: NatsBus, setting
         await first.ensure(tenant, "w1")
         await first.stop(tenant, "w1")
     with bystander() as other:
-        identity = procfs.identify(other.pid)
+        identity = identify(other.pid)
         assert identity is not None
         sandbox_file.write(settings.agent_state_dir, file_of(settings, tenant).with_process(identity))
         async with (second := provider_for(settings, bus)).running(restart=False):
@@ -115,11 +116,11 @@ async def test_a_collector_that_is_killed_comes_back_with_the_same_boot(
     async with (provider := provider_for(settings, bus)).running():
         before = await provider.ensure(tenant, "w1")
         killed = process_of(settings, tenant)
-        procfs.send_signal(killed, signal.SIGKILL)
+        send_signal(killed, signal.SIGKILL)
 
         async def another() -> bool:
             found = file_of(settings, tenant).process
-            return found is not None and found != killed and procfs.is_alive(found)
+            return found is not None and found != killed and is_running(found)
 
         await until(another, "another collector")
         assert (await provider.ensure(tenant, "w1")).boot == before.boot
@@ -131,11 +132,11 @@ async def test_a_collector_that_died_while_no_service_ran_is_started_again_to_te
     async with (first := provider_for(settings, bus)).running():
         before = await first.ensure(tenant, "w1")
         killed = process_of(settings, tenant)
-    procfs.send_signal(killed, signal.SIGKILL)
+    send_signal(killed, signal.SIGKILL)
 
     async def gone() -> bool:
         procfs.reap(killed.pid)
-        return not procfs.is_alive(killed)
+        return not is_running(killed)
 
     await until(gone, "the collector's end")
     async with (second := provider_for(settings, bus)).running():
@@ -151,7 +152,7 @@ async def test_a_stopped_sandbox_starts_with_a_new_boot_and_not_by_itself(
         before = await first.ensure(tenant, "w1")
         collector = process_of(settings, tenant)
         assert await first.stop(tenant, "w1") is not None
-        assert not procfs.is_alive(collector)
+        assert not is_running(collector)
         assert await first.stop(tenant, "w1") is None
     async with (second := provider_for(settings, bus)).running():
         [status] = second.statuses()
@@ -284,7 +285,7 @@ async def test_keepers_and_clis_of_a_workspace_are_ended_and_nobody_elses(
         try:
             if keeper_killed_before:
                 for keeper, _ in leftovers.keepers(mine):
-                    procfs.send_signal(keeper, signal.SIGKILL)
+                    send_signal(keeper, signal.SIGKILL)
             await leftovers.end(mine)
             assert leftovers.keepers(mine) == []
             assert procfs.with_environ("TETHER_PROCESS_NONCE", "nonce0" * 4) == []

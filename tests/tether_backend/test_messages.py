@@ -17,7 +17,7 @@ from tether.errors import Code, problem
 from tether.kv import Bucket
 from tether.ports import Bus, Job
 from tether.prompt import Done, Prompt, RequestRecord, decode_prompt
-from tether_backend.core.admission import Publish, Refuse, Wait, decide
+from tether.submission import Publish, Refuse, Wait, decide
 from tether_backend.http import messages as messages_module
 
 

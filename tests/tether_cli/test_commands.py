@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from support_local_set import Http, collector_of, eventually, processes_of
-from tether_agent.providers import procfs
-from tether_cli import processes, state
+from tether.processes import is_running, send_signal
+from tether_cli import state
 from tether_cli.state import SetState
 
 pytestmark = pytest.mark.timeout(180)
@@ -124,13 +124,13 @@ async def test_killing_the_set_ends_its_services_and_the_next_one_goes_on_with_t
 
         await eventually(begun, "the first text")
     collector = collector_of(data)
-    processes.send_signal(first.supervisor, signal.SIGKILL)
+    send_signal(first.supervisor, signal.SIGKILL)
 
     async def services_gone() -> bool:
-        return not any(processes.is_running(child) for child in first.children.values())
+        return not any(is_running(child) for child in first.children.values())
 
     await eventually(services_gone, "the end of the services")
-    assert procfs.is_alive(collector), "a sandbox outlives its set"
+    assert is_running(collector), "a sandbox outlives its set"
     async with Http(up(data)) as http:
         assert collector_of(data) == collector
         gate.write_text("")
@@ -147,7 +147,7 @@ async def test_down_after_a_killed_set_ends_the_sandboxes_that_it_left(data: Pat
             return await http.texts("c1") == ["working"]
 
         await eventually(working, "the first text")
-    processes.send_signal(first.supervisor, signal.SIGKILL)
+    send_signal(first.supervisor, signal.SIGKILL)
     down = tether("down", data=data)
     assert down.returncode == 0, down.stderr
     assert processes_of(data) == []

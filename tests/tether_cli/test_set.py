@@ -12,8 +12,9 @@ import httpx2
 import pytest
 
 from support_local_set import Http, collector_of, eventually, listening_addresses, processes_of
+from tether.processes import is_running, send_signal
 from tether_agent.providers import procfs
-from tether_cli import processes, state, workspaces
+from tether_cli import state, workspaces
 from tether_cli.output import CliError
 from tether_cli.set import ServiceSet, SetOptions, ephemeral, running_or_ephemeral
 from tether_cli.state import Paths
@@ -83,11 +84,11 @@ async def test_a_killed_part_comes_back_and_a_running_execution_is_not_disturbed
         collector = collector_of(data)
         killed = up.state.children[name]
         address = up.state.http_url
-        processes.send_signal(killed, signal.SIGKILL)
+        send_signal(killed, signal.SIGKILL)
 
         async def back() -> bool:
             now = up.state.children[name]
-            return now != killed and processes.is_running(now)
+            return now != killed and is_running(now)
 
         await eventually(back, f"{name}'s return")
         gate.write_text("")

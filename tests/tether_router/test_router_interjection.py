@@ -36,10 +36,10 @@ async def test_a_delivered_interjection_joins_the_running_response() -> None:
     assert sandbox.interjected == ["one more thing"]
     told = await stage.told()
     assert told[-1].id == "r2/prompt.admitted"
-    assert told[-1].body["into"] == derived("r1")[0]
+    assert (told[-1].body["into"], told[-1].body["into_execution"]) == derived("r1")
     record = await stage.request("r2")
     assert record is not None and record.done is not None
-    assert (record.done.status, record.done.response) == ("interjected", derived("r1")[0])
+    assert (record.done.status, record.done.response, record.done.execution) == ("interjected", *derived("r1"))
     assert record.done.cursor_sequence > 0
 
 

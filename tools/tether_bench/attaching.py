@@ -22,7 +22,7 @@ SIZES: Final = (100, 10_000, 200_000)
 FLAT: Final = 2.0
 _ATTACH_S: Final = 60.0
 _FILL_S: Final = 300.0  # until the largest execution is projected
-_BUDGET_S: Final = 8.0  # of a short run's rounds
+_BUDGET_S: Final = 6.0  # of a short run's rounds
 
 
 def name_of(size: int) -> str:

@@ -49,7 +49,7 @@ class Samples:
 
 def shape(executions: int, *, short: bool) -> Shape:
     if short:
-        return Shape(executions, 3, 1.5 if executions == 1 else 2.0, 1.0)
+        return Shape(executions, 3, 1.2 if executions == 1 else 2.0, 0.8)
     return Shape(executions, 5, 4.0, 2.0)
 
 

@@ -139,7 +139,7 @@ def projection_events(rig: Rig) -> list[Figure]:
     rates: list[float] = []
     cpu = CpuMeter(pids(rig.state))
     bare: list[float] = []
-    for _ in rig.rounds(rounds, _BUDGET_S):
+    for _ in rig.rounds(rounds, _BUDGET_S / 2):
         made = made_execution(rig.state.tenant, rig.name("projected"), PROJECTED)
 
         async def work(bus: NatsBus, made: MadeExecution = made) -> tuple[float, float]:

@@ -33,10 +33,11 @@ from typing import Any, Final, Self
 from tether import subjects
 from tether.bus import connect
 from tether.errors import BusError
+from tether.processes import identify
 from tether.service import write_whole
 from tether_cli import agents_config, nats_server, state
 from tether_cli.output import CliError, Exit
-from tether_cli.processes import end, identify
+from tether_cli.processes import end
 from tether_cli.state import Paths, SetState
 from tether_cli.supervise import Child, ChildSpec, LogMode, LogSink, inherited, ready_by_file
 

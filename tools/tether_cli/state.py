@@ -21,9 +21,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from tether.processes import ProcessId, is_running
 from tether.service import write_whole
 from tether_cli.output import CliError, Exit
-from tether_cli.processes import ProcessId, is_running
 
 STATE_VERSION: Final = 1
 _STATE_BYTES_MAX: Final = 1 << 20

@@ -22,8 +22,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from tether.processes import ProcessId, identify
 from tether_cli.output import CliError
-from tether_cli.processes import ProcessId, identify
 
 LogMode = Literal["console", "json", "quiet"]
 READY_S: Final = 60.0  # a service on a loaded machine is ready long before

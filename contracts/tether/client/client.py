@@ -157,12 +157,15 @@ class Client:
         )
         tracker = ResponseTracker(submission.request_id, submission.response_id, submission.execution)
         await self._join(submission, tracker)
+        if tracker.ended:  # joined, and over, before its cursor: nothing of it would come any more
+            tracker.cursor = submission.cursor
+            return _response(submission, tracker)
         waiting = _Waiting(self, conversation, on_interaction)
         options = FollowOptions(cursor=submission.cursor)
         async with aclosing(self._transport.follow(conversation, options)) as items:
             async for item in items:
                 tracker.take(item)
-                if tracker.ended:
+                if tracker.ended or (isinstance(item, CaughtUp) and await self._over(tracker)):
                     break
                 await waiting.take(item, tracker)
         return _response(submission, tracker)
@@ -227,7 +230,9 @@ class Client:
             state = await self.state(tracker.execution)
         except ProblemError:
             return False
-        return (state.response_outcome or state.outcome) is not None
+        if (state.response_outcome or state.outcome) is not None:
+            tracker.begin_from(state)
+        return tracker.ended
 
     # --- controls ---
 

@@ -25,7 +25,6 @@ from tether.api import (
     SandboxList,
     SandboxView,
 )
-from tether.client.admission import Admitted, Publish, Refuse, Wait, decide
 from tether.client.backoff import Backoff
 from tether.client.durable import DurableFollower
 from tether.client.follow import Follower, Where, decode_cursor
@@ -52,6 +51,7 @@ from tether.limits import ADMISSION_WAIT_S, WAITING_PROMPTS_MAX
 from tether.ports import Bus
 from tether.prompt import Prompt, invalid
 from tether.subjects import EventAddress
+from tether.submission import Admitted, Publish, Refuse, Wait, decide
 
 _QUEUE_FULL: Final = 10077
 _LOOK_MIN_S: Final = 0.005

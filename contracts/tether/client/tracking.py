@@ -35,8 +35,11 @@ class ResponseTracker:
         return self.outcome is not None
 
     def begin_from(self, state: ExecutionState) -> None:
-        """What was before the cursor: the reader joins a running execution."""
+        """What was before the cursor: the reader joins an execution that runs, or that has ended meanwhile."""
         self.fold = ExecutionFold(state)
+        outcome = state.response_outcome or state.outcome
+        if outcome is not None and self.outcome is None:
+            self.outcome, self.error = outcome, state.error
 
     def take(self, item: Item) -> None:
         self.cursor = item.cursor or self.cursor
@@ -60,6 +63,7 @@ class ResponseTracker:
                 self.response, self.execution = body["response"], body["execution"]
             case ev.PROMPT_ADMITTED if body.get("into") is not None and body.get("request") == self.request:
                 self.response = body["into"]
+                self.execution = self.execution or body.get("into_execution")
             case ev.RESPONSE_FAILED if self._mine(body):
                 self.failed = True
                 self.outcome = "failed"
@@ -95,6 +99,3 @@ class ResponseTracker:
         self.seen = True
         self.begin_from(state)
         self.partial = self.partial or state.partial
-        outcome = state.response_outcome or state.outcome
-        if outcome is not None and self.outcome is None:
-            self.outcome, self.error = outcome, state.error

@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from tether.processes import ProcessId, identify, is_running, machine_boot, open_process
 from tether_agent.providers import procfs
-from tether_agent.providers.procfs import Identity
 
 BOOT_VARIABLE: Final = "TETHER_BOOT"
 LOG_BYTES_MAX: Final = 8 << 20  # then it is put aside, once, at the next start of a collector
@@ -33,13 +33,13 @@ INHERITED: Final = (
 class CollectorProcess:
     """One living collector, spawned here or adopted."""
 
-    def __init__(self, identity: Identity, descriptor: int) -> None:
+    def __init__(self, identity: ProcessId, descriptor: int) -> None:
         self.identity = identity
         self._descriptor = descriptor
 
     @property
     def alive(self) -> bool:
-        return procfs.is_alive(self.identity)
+        return is_running(self.identity)
 
     def signal(self, number: signal.Signals) -> None:
         try:
@@ -70,16 +70,16 @@ class CollectorProcess:
             self._descriptor = -1
 
 
-def adopt(recorded: Identity | None, boot: str) -> CollectorProcess | None:
+def adopt(recorded: ProcessId | None, boot: str) -> CollectorProcess | None:
     """The collector of this boot if it lives: as recorded, or found by its environment where it was spawned right
     before a crash and never written down."""
-    candidates: list[Identity] = []
+    candidates: list[ProcessId] = []
     if recorded is not None:
         candidates = [recorded] if procfs.environ_has(recorded.pid, BOOT_VARIABLE, boot) else []
     else:
         candidates = procfs.with_environ(BOOT_VARIABLE, boot)
     for identity in candidates:
-        descriptor = procfs.open_process(identity)
+        descriptor = open_process(identity)
         if descriptor is not None:
             return CollectorProcess(identity, descriptor)
     return None
@@ -103,9 +103,9 @@ def spawn(command: Sequence[str], environment: Mapping[str, str], log: Path) -> 
     )
     # Our own child: its pid cannot be another's before it is reaped.
     descriptor = os.pidfd_open(pid)
-    identity = procfs.identify(pid)
+    identity = identify(pid)
     if identity is None:  # it has ended already: wait() says so at once
-        identity = Identity(pid, 0, procfs.machine_boot())
+        identity = ProcessId(pid, 0, machine_boot())
     return CollectorProcess(identity, descriptor)
 
 

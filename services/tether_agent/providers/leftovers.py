@@ -19,8 +19,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
+from tether.processes import ProcessId, identify, is_running, send_signal
 from tether_agent.providers import procfs
-from tether_agent.providers.procfs import Identity
 
 KEEPER_TERM_S: Final = 12.0  # a keeper's own escalation against its CLI fits in
 KEEPER_KILL_S: Final = 3.0
@@ -31,7 +31,7 @@ _KEEPER_MAIN: Final = "keeper/__main__.py"
 _RECORD_BYTES_MAX: Final = 64 * 1024
 
 
-def keepers(state_dir: Path) -> list[tuple[Identity, Path]]:
+def keepers(state_dir: Path) -> list[tuple[ProcessId, Path]]:
     """Living keepers of one workspace's `.tether`, with the folder of each. The init of a PID namespace has its
     keeper's arguments too; it is the keeper's child, and goes with it."""
     root = state_dir.resolve()
@@ -41,7 +41,7 @@ def keepers(state_dir: Path) -> list[tuple[Identity, Path]]:
         if len(argv) < 4 or argv[-2] != "--dir" or not argv[-3].endswith(_KEEPER_MAIN):
             continue
         folder = Path(argv[-1])
-        identity = procfs.identify(pid)
+        identity = identify(pid)
         if identity is not None and folder.is_absolute() and root in folder.resolve().parents:
             found.append((identity, folder))
     pids = {identity.pid for identity, _ in found}
@@ -66,34 +66,34 @@ async def end(state_dir: Path) -> int:
     """End every keeper of this workspace and what its CLI left behind. Returns how many had to be ended."""
     living = [identity for identity, _ in keepers(state_dir)]
     for identity in living:
-        procfs.send_signal(identity, signal.SIGTERM)
+        send_signal(identity, signal.SIGTERM)
     left = await _gone(living, KEEPER_TERM_S)
     for identity in left:
-        procfs.send_signal(identity, signal.SIGKILL)
+        send_signal(identity, signal.SIGKILL)
     await _gone(left, KEEPER_KILL_S)
     return len(living) + await _sweep(nonces(state_dir))
 
 
-async def _gone(identities: Iterable[Identity], timeout_s: float) -> list[Identity]:
+async def _gone(identities: Iterable[ProcessId], timeout_s: float) -> list[ProcessId]:
     """Wait until they are gone; those that are not when the time is over."""
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + timeout_s
-    left = [identity for identity in identities if procfs.is_alive(identity)]
+    left = [identity for identity in identities if is_running(identity)]
     while left and loop.time() < deadline_s:
         await asyncio.sleep(_POLL_S)
-        left = [identity for identity in left if procfs.is_alive(identity)]
+        left = [identity for identity in left if is_running(identity)]
     return left
 
 
 async def _sweep(marks: set[str]) -> int:
     """Kill what carries one of our marks, until a look finds nothing (a process may fork while it is looked for)."""
-    killed: set[Identity] = set()
+    killed: set[ProcessId] = set()
     for _ in range(SWEEPS_MAX):
         found = [identity for mark in marks for identity in procfs.with_environ(_MARKER, mark)]
         if not found:
             break
         for identity in found:
-            procfs.send_signal(identity, signal.SIGKILL)
+            send_signal(identity, signal.SIGKILL)
         killed.update(found)
         await asyncio.sleep(_POLL_S)
     return len(killed)

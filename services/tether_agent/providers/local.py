@@ -32,6 +32,7 @@ from tether import ids, subjects
 from tether.errors import BusError, Code, problem
 from tether.kv import Bucket
 from tether.ports import Bus
+from tether.processes import machine_boot
 from tether.service import write_whole
 from tether_agent.agents import AgentsFile, Environment, write_environment
 from tether_agent.config import AgentSettings
@@ -166,7 +167,7 @@ class LocalProvider:
     def _adopt(self, sandbox: _Sandbox) -> bool:
         file = sandbox.file
         assert file is not None
-        if file.machine_boot != procfs.machine_boot():
+        if file.machine_boot != machine_boot():
             return False
         recorded = file.process if file.status != "starting" else None
         process = collector_process.adopt(recorded, file.boot)
@@ -260,7 +261,7 @@ class LocalProvider:
 
     def _next_file(self, sandbox: _Sandbox, directory: Path) -> SandboxFile:
         """What is written down before the spawn: the boot id of what may still live, else a new one."""
-        file, machine = sandbox.file, procfs.machine_boot()
+        file, machine = sandbox.file, machine_boot()
         if file is not None and file.machine_boot == machine and file.status in ("starting", "running"):
             return replace(file.with_process(None), status="starting")
         return SandboxFile(

@@ -16,8 +16,8 @@ from typing import Any, Final, Literal
 
 import structlog
 
+from tether.processes import ProcessId
 from tether.service import write_whole
-from tether_agent.providers.procfs import Identity
 
 Status = Literal["starting", "running", "stopped", "unfinished"]
 _VERSION: Final = 1
@@ -40,11 +40,11 @@ class SandboxFile:
     start_ticks: int = 0
 
     @property
-    def process(self) -> Identity | None:
+    def process(self) -> ProcessId | None:
         """The collector as it was spawned, or None where that is not known."""
-        return Identity(self.pid, self.start_ticks, self.machine_boot) if self.pid else None
+        return ProcessId(self.pid, self.start_ticks, self.machine_boot) if self.pid else None
 
-    def with_process(self, identity: Identity | None) -> SandboxFile:
+    def with_process(self, identity: ProcessId | None) -> SandboxFile:
         if identity is None:
             return replace(self, pid=0, start_ticks=0)
         return replace(self, pid=identity.pid, start_ticks=identity.start_ticks, status="running")

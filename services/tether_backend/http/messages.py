@@ -22,7 +22,7 @@ from tether.ids import default_workspace
 from tether.limits import ADMISSION_WAIT_S, WAITING_PROMPTS_MAX
 from tether.ports import Bus
 from tether.prompt import Prompt, invalid
-from tether_backend.core.admission import Answer, Publish, Refuse, Wait, decide
+from tether.submission import Admitted, Publish, Refuse, Wait, decide
 from tether_backend.feed import Feed, Mailbox, Turn
 from tether_backend.http.parse import ConversationId, Who, With, body_of
 from tether_backend.runtime import Deps, Runtime
@@ -88,7 +88,7 @@ async def _admit(deps: Deps, feed: Feed, prompt: Prompt, before: Cursor, mailbox
         match decide(await runtime.request(prompt.tenant, prompt.request_id), prompt, published=published):
             case Refuse(what):
                 raise ProblemError(what)
-            case Answer(done, attempt):
+            case Admitted(done, attempt):
                 at = Cursor.after(done.cursor_sequence, done.cursor_stored_at_ns) if done.cursor_sequence else before
                 return MessageAccepted(
                     request_id=prompt.request_id,

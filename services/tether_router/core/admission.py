@@ -40,6 +40,7 @@ from tether import events, ids, owner, subjects
 from tether.control import Authority, ControlRequest, InterjectPayload, StartCommand
 from tether.errors import Code, Problem, problem
 from tether.events import Body, ConversationEvent
+from tether.ids import ExecutionTarget
 from tether.owner import OwnerRecord
 from tether.prompt import Done, Prompt, RequestRecord
 from tether_router.core import steps
@@ -84,7 +85,7 @@ class Admission:
     resumed: bool = False  # the request was open before this delivery: what it did before must be found out
     seen: Observation | None = None
     sent: bool = False  # the interjection was sent in this delivery
-    into: str | None = None
+    into: ExecutionTarget | None = None  # the running execution that the prompt joined
     cursor: Position | None = None
     failure: Problem | None = None
     recorded: bool = False  # the failure is in `tether_requests`, or must not be (a conflict)
@@ -396,7 +397,8 @@ def _tell_prompt(state: Admission) -> Step:
         request=prompt.request_id,
         prompt_sequence=state.sequence,
         content=[part.model_dump(mode="json") for part in prompt.content],
-        into=state.into,
+        into=None if state.into is None else state.into.response,
+        into_execution=None if state.into is None else state.into.execution,
         author=prompt.author,
     )
     kind = events.PROMPT_ADMITTED
@@ -456,8 +458,8 @@ def _complete(state: Admission) -> Step:
     position = state.cursor or Position(0, 0)
     done = Done(
         status="admitted" if state.into is None else "interjected",
-        response=state.response if state.into is None else state.into,
-        execution=state.execution if state.into is None else None,
+        response=state.response if state.into is None else state.into.response,
+        execution=state.execution if state.into is None else state.into.execution,
         cursor_sequence=position.sequence,
         cursor_stored_at_ns=position.stored_at_ns,
     )
@@ -476,7 +478,7 @@ def _interjected_before(state: Admission) -> Step | None:
         return None
     status = facts.receipts.get(state.interjection)
     if status in ("delivered", "settled") and facts.target is not None:
-        return _tell_prompt(replace(state, into=facts.target.response))
+        return _tell_prompt(replace(state, into=facts.target))
     if status == "unknown" and facts.ended is not None:
         detail = "the execution ended before it was known whether the message had reached it"
         return _fail(state, problem(Code.RUNTIME_UNAVAILABLE, detail, retryable=True))
@@ -514,7 +516,7 @@ def _answered(state: Admission, verdict: Verdict) -> Step:
     assert seen is not None and seen.record.target is not None
     match verdict.standing:
         case "delivered":
-            return _tell_prompt(replace(state, into=seen.record.target.response))
+            return _tell_prompt(replace(state, into=seen.record.target))
         case "pending":
             return state, (steps.Wait("the interjection is on its way"),)
         case "later":

@@ -9,11 +9,11 @@ import pytest
 
 from tether import subjects, topology
 from tether.client import Client
-from tether.client.admission import Admitted, Publish, Refuse, Wait, decide
 from tether.errors import Code, ProblemError, problem
 from tether.ids import default_workspace
 from tether.kv import Bucket
 from tether.prompt import Done, Prompt, RequestRecord, TextContent, decode_prompt
+from tether.submission import Admitted, Publish, Refuse, Wait, decide
 from tether.testing import FaultKind, MemoryBus, MemoryServer
 
 pytestmark = pytest.mark.virtual_time

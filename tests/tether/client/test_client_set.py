@@ -163,6 +163,21 @@ async def test_a_message_joins_the_running_response_and_stop_ends_it_with_proof(
     assert (await settled(client, receipt.control_id, submission.execution)).status == "settled"
 
 
+async def test_who_asks_into_a_running_execution_gets_the_end_of_what_it_joined(client: Client) -> None:
+    conversation = new_id("conv")
+    running = await client.prompt(conversation, "!say first\n!sleep 1.5", agent="scripted")
+    response = await asyncio.wait_for(client.ask(conversation, "!say joined", agent="scripted"), WAIT_S)
+    submission = response.submission
+    assert (submission.status, submission.response_id, submission.execution) == (
+        "interjected",
+        running.response_id,
+        running.execution,
+    )
+    assert (response.outcome, response.text) == ("completed", "first\njoined")
+    again = client.ask(conversation, "!say joined", agent="scripted", request_id=submission.request_id)
+    assert (await asyncio.wait_for(again, WAIT_S)).outcome == "completed", "asked again when all of it was over"
+
+
 async def test_follow_until_a_response_that_is_over_ends_at_once(client: Client) -> None:
     conversation = new_id("conv")
     response = await asyncio.wait_for(client.ask(conversation, "!say x", agent="scripted"), WAIT_S)

@@ -17,11 +17,11 @@ from typing import Annotated, Final, Literal
 
 import typer
 
+from tether.processes import is_running
 from tether_cli import agents_config, nats_server, state
 from tether_cli.commands import topology as topology_command
 from tether_cli.options import AgentsDirOption, DataOption, JsonOption
 from tether_cli.output import CliError, Exit, Output
-from tether_cli.processes import is_running
 
 Verdict = Literal["ok", "warning", "problem"]
 _MARKS: Final = {"ok": "ok     ", "warning": "warning", "problem": "PROBLEM"}

@@ -12,10 +12,11 @@ from typing import Annotated, Final
 
 import typer
 
+from tether.processes import send_signal
 from tether_cli import state
 from tether_cli.options import DataOption, JsonOption
 from tether_cli.output import CliError, Output
-from tether_cli.processes import send_signal, wait_gone
+from tether_cli.processes import wait_gone
 from tether_cli.state import Paths
 
 DOWN_S: Final = 150.0  # every step of an ordered end within its deadline

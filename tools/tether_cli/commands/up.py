@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from tether.processes import identify
 from tether_cli import state
 from tether_cli.options import AgentsDirOption, DataOption, JsonOption
 from tether_cli.output import CliError, Exit, Output
-from tether_cli.processes import identify
 from tether_cli.state import Paths, SetState
 
 if TYPE_CHECKING:

@@ -1,9 +1,10 @@
-"""What to do with a posted message, given what `tether_requests` says of its request id. Pure.
+"""What to do with a submitted prompt, given what `tether_requests` says of its request id. Pure: the backend's rule
+over HTTP, the client's over NATS.
 
 no record                    → Publish(1)
 another payload              → Refuse(REQUEST_CONFLICT)
 open                         → Wait
-done                         → Answer | Refuse, the same as the first time
+done                         → Admitted | Refuse, the same as the first time
 retryable, attempt a         → Publish(a + 1); of an attempt that was published here: Refuse, may be tried again
 """
 
@@ -26,7 +27,7 @@ class Wait:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Admitted:
     done: Done
     attempt: int
 
@@ -36,7 +37,7 @@ class Refuse:
     problem: Problem
 
 
-Decision = Publish | Wait | Answer | Refuse
+Decision = Publish | Wait | Admitted | Refuse
 
 
 def decide(record: RequestRecord | None, prompt: Prompt, *, published: int = 0) -> Decision:
@@ -62,7 +63,7 @@ def decide(record: RequestRecord | None, prompt: Prompt, *, published: int = 0) 
             return Refuse(_failure(record, retryable=True))
         case "done":
             if record.done is not None and record.done.status != "failed":
-                return Answer(record.done, record.attempt)
+                return Admitted(record.done, record.attempt)
             return Refuse(_failure(record, retryable=False))
 
 
