@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.tether-stamp
 SOURCES := contracts services tools tests examples
 
-.PHONY: help demo test check lint types layers schemas generate requirements bench chaos fuzz k8s agents lock clean venv
+.PHONY: help demo test check lint types layers schemas generate requirements bench chaos agents lock clean venv
 
 help: ## what each target does
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -50,6 +50,9 @@ requirements: $(STAMP) ## every requirement is covered by a test that exists, or
 bench: $(STAMP) ## measures, prints a table, writes reports/bench.json
 	@$(BIN)/python -m tether_bench $(BENCH_ARGS)
 
+chaos: $(STAMP) ## kills and freezes every service under load, judged by the oracle; CHAOS_ARGS="--seed N --rounds K --seconds S"
+	@$(BIN)/python -m tether_chaos $(CHAOS_ARGS)
+
 agents: $(STAMP) ## installs the pinned agent CLIs from npm into a cache outside the clone
 	@$(BIN)/python -m tether_agents install claude
 
@@ -58,4 +61,4 @@ lock: ## after a change of dependencies
 	uv export --quiet --frozen --all-extras --all-groups --no-emit-project --no-annotate --no-header > requirements.lock
 
 clean:
-	rm -rf $(VENV) reports .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) reports .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

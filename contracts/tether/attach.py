@@ -28,6 +28,7 @@ from enum import Enum
 from typing import assert_never
 
 from tether.cursor import WHOLE, Cursor, Standing, judge
+from tether.errors import InvalidError
 from tether.events import EXECUTION_ENDED, RESPONSE_CREATED, ConversationEvent, Event, GapReason
 from tether.frames import Frame, decode
 from tether.limits import EXECUTION_TOKEN_CONVERSATION, LIVE_BUFFER_BYTES_MAX
@@ -383,8 +384,21 @@ class Attach:
     # --- events ---
 
     def _take(self, stored: StoredMessage | LiveMessage) -> list[AttachEffect]:
-        address = parse_event(stored.subject)
-        message = decode(stored.subject, stored.data)
+        try:
+            address = parse_event(stored.subject)
+        except InvalidError:
+            self._seen = max(self._seen, stored.sequence)
+            return []
+        try:
+            message = decode(stored.subject, stored.data)
+        except InvalidError:
+            # No reader can make sense of it, and none may end because of it. What it should have said shows as a hole
+            # before the next frame of its execution.
+            if self._copy_lost(address, stored):
+                self._hole = _Hole(address, 0, 0)
+            else:
+                self._passed(address, stored)
+            return []
         if isinstance(message, ConversationEvent):
             fresh = message.id not in self._ids
             if fresh and self._copy_lost(address, stored):

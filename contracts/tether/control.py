@@ -36,6 +36,9 @@ VERBS: Final[tuple[Verb, ...]] = (
 )
 
 
+_LEARNED: Final = ("boot", "process_generation", "native_session")
+
+
 class Authority(BaseModel):
     """Why the collector may act: a control lease (users), the owner record (router), the sandbox record (agent
     service). `token` is the lease's token or the record's revision."""
@@ -61,8 +64,13 @@ class ControlRequest(BaseModel):
 
     @property
     def digest(self) -> str:
-        """sha-256 of verb, target and payload: what makes two requests with one id the same."""
+        """sha-256 of verb, target and payload: what makes two requests with one id the same.
+
+        Without what is learned of a target while it starts: who asks again may know more of it than at first.
+        """
         parts = self.model_dump(mode="json", include={"verb", "target", "payload"})
+        for name in _LEARNED if self.target is not None else ():
+            del parts["target"][name]
         return hashlib.sha256(json.dumps(parts, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 

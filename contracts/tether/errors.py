@@ -8,6 +8,7 @@
         ├── WrongLastSequenceError      compare-and-set lost, names the actual last sequence
         ├── BusUnavailableError         stream missing or full, no responders: nak and retry, never a failure
         ├── NoReplyError                a question was not answered in time: reads as `unknown`
+        ├── UnreadableRecordError       a stored record is none, or of an unknown version
         ├── MessageTooLargeError        the payload limit
         ├── PermissionDeniedError       the connection's user may not
         └── SlowReaderError             a bounded buffer overflowed: attach again
@@ -187,6 +188,15 @@ class NoReplyError(BusError):
     def __init__(self, detail: str, *, subject: str, no_responders: bool) -> None:
         super().__init__(detail, subject=subject)
         self.no_responders = no_responders
+
+
+class UnreadableRecordError(BusError):
+    """A stored record that is none, or of a version that is not known here: nothing is decided by it. `revision` is
+    that of the value, for who owns the key and may replace it."""
+
+    def __init__(self, detail: str, *, bucket: str, key: str, revision: int) -> None:
+        super().__init__(f"a record cannot be read: {detail}", subject=f"{bucket}/{key}")
+        self.revision = revision
 
 
 class MessageTooLargeError(BusError):

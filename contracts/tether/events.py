@@ -281,7 +281,7 @@ class Raw(Body):
 
 
 class PromptAdmitted(Body):
-    """A user's message. `into`, `into_execution`: the running response and its execution that an interjection joined."""
+    """A user's message. `into`, `into_execution`: the running response and execution that an interjection joined."""
 
     request: str
     prompt_sequence: int
@@ -353,6 +353,8 @@ BODIES: Final[dict[str, type[Body]]] = {
     RECOVERY: Recovery,
 }
 
+_new, _set = object.__new__, object.__setattr__  # past pydantic's own
+
 CONVERSATION_TYPES: Final = frozenset(
     {PROMPT_ADMITTED, RESPONSE_CREATED, RESPONSE_FAILED, RESPONSE_SUPERSEDED, CONTROL_RECEIPT, RECOVERY}
 )
@@ -373,6 +375,17 @@ class Event(BaseModel):
     def end(self) -> int:
         """The last ordinal that this event covers."""
         return self.ordinal if self.last is None else self.last
+
+    @classmethod
+    def made(cls, ordinal: int, at: int, type_: str, body: dict[str, Any], last: int | None = None) -> Event:
+        """An event whose fields are of their types for certain, as the one who writes it knows: not validated (0.5 µs
+        where validation takes 1.2 and pydantic's own `model_construct` 1.7), and `body` is not copied."""
+        event = _new(cls)
+        _set(event, "__dict__", {"ordinal": ordinal, "last": last, "at": at, "type": type_, "body": body})
+        _set(event, "__pydantic_fields_set__", {"ordinal", "last", "at", "type", "body"})
+        _set(event, "__pydantic_extra__", None)
+        _set(event, "__pydantic_private__", None)
+        return event
 
 
 class ConversationEvent(BaseModel):

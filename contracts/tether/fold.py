@@ -6,13 +6,14 @@ The law that the product rests on, for every watermark w, with duplicates, re-de
 
 `ExecutionFold.apply` takes an execution's events in order of ordinal and answers Applied, Duplicate or Hole; after a
 Hole the reader fetches what is missing, or calls `skip_to` and the gap is part of the state, once. The builder is
-mutable and O(1) amortised per event (growing text is a list of pieces); `freeze()` makes the state.
+mutable and O(1) amortised per event (growing text is a list of pieces); `freeze()` makes the state, which shares with
+the builder every item that grows no more.
+The common types are read without validating a whole body; a body that is not just what it should be is validated.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from enum import Enum
 from typing import Annotated, Any, ClassVar, Final, Literal
 
@@ -20,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tether import events as ev
 from tether.events import ConversationEvent, Event
+from tether.growing import GrowingText
 
 RAW_ITEMS_MAX: Final = 200  # raw lines kept in a state; further ones are counted
 Phase = Literal["starting", "running", "waiting", "exiting", "ended"]
@@ -29,7 +31,13 @@ class _State(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
 
-class TextItem(_State):
+class _Item(_State):
+    """An item is a value: one that changes is replaced, so states share the items that they have in common."""
+
+    model_config = ConfigDict(frozen=True)
+
+
+class TextItem(_Item):
     """`state`: streaming (provisional) | completed | partial (cut off) | discarded (void: its text is gone)."""
 
     kind: Literal["text", "reasoning"] = "text"
@@ -40,7 +48,7 @@ class TextItem(_State):
     blob: dict[str, Any] | None = None
 
 
-class ToolItem(_State):
+class ToolItem(_Item):
     """`state`: running | ok | error | interrupted | unknown (the process ended and nobody can tell)."""
 
     kind: Literal["tool"] = "tool"
@@ -55,7 +63,7 @@ class ToolItem(_State):
     blob: dict[str, Any] | None = None
 
 
-class InteractionItem(_State):
+class InteractionItem(_Item):
     """A question to a human. `asks`: approval | question."""
 
     kind: Literal["interaction"] = "interaction"
@@ -70,7 +78,7 @@ class InteractionItem(_State):
     control: str | None = None
 
 
-class RawItem(_State):
+class RawItem(_Item):
     kind: Literal["raw"] = "raw"
     id: str
     stream: str
@@ -79,7 +87,7 @@ class RawItem(_State):
     why: str
 
 
-class GapItem(_State):
+class GapItem(_Item):
     """What is missing here, told once. `from_ordinal..to_ordinal` inclusive where known."""
 
     kind: Literal["gap"] = "gap"
@@ -159,43 +167,14 @@ class Applied(Enum):
     HOLE = "hole"
 
 
-@dataclass(slots=True)
-class _Text:
-    """A growing text: pieces, and their total length in code points."""
-
-    pieces: list[str] = field(default_factory=list)
-    length: int = 0
-
-    def add(self, text: str, offset: int) -> None:
-        """Append what lies beyond the present end; a merged delta may overlap what is there already."""
-        fresh = text[max(0, self.length - offset) :] if offset < self.length else text
-        if fresh:
-            self.pieces.append(fresh)
-            self.length += len(fresh)
-
-    def set(self, text: str) -> None:
-        self.pieces = [text]
-        self.length = len(text)
-
-    def value(self) -> str:
-        if len(self.pieces) > 1:
-            self.pieces = ["".join(self.pieces)]
-        return self.pieces[0] if self.pieces else ""
-
-
 class ExecutionFold:
     """Builder of one `ExecutionState`. Start empty, or from a snapshot's state."""
 
     def __init__(self, state: ExecutionState | None = None) -> None:
-        base = ExecutionState() if state is None else state.model_copy(deep=True)
-        self._state = base
+        base = ExecutionState() if state is None else state
         self._items: dict[str, Any] = {_key(item): item for item in base.items}
-        base.items = []  # kept in `_items` until frozen
-        self._texts: dict[str, _Text] = {}
-        for key, item in self._items.items():
-            self._texts[key] = _Text()
-            content = item.progress if isinstance(item, ToolItem) else getattr(item, "text", "")
-            self._texts[key].add(content, 0)
+        self._state = base.model_copy(update={"items": []}).model_copy(deep=True)
+        self._growing: dict[str, GrowingText] = {}  # of streaming segments and of tools that tell their progress
         self._raw_count = sum(isinstance(item, RawItem) for item in self._items.values())
 
     @property
@@ -242,7 +221,10 @@ class ExecutionFold:
     def freeze(self) -> ExecutionState:
         """The state as of `applied`; the builder can go on."""
         frozen = self.head()
-        frozen.items = [self._copy(key, item) for key, item in self._items.items()]
+        items = dict(self._items)
+        for key, text in self._growing.items():
+            items[key] = _with_text(items[key], text)
+        frozen.items = list(items.values())
         return frozen
 
     def head(self) -> ExecutionState:
@@ -258,79 +240,97 @@ class ExecutionFold:
         return key in self._items
 
     def item(self, key: str) -> Item | None:
-        """A copy of one item as of `applied`, by its key `kind/id`."""
-        item = self._items.get(key)
-        return None if item is None else self._copy(key, item)
-
-    def _copy(self, key: str, item: Any) -> Item:
-        copied: Item = item.model_copy()
-        if isinstance(copied, TextItem):
-            copied.text = self._texts[key].value()
-        elif isinstance(copied, ToolItem):
-            copied.progress = self._texts[key].value()
-        return copied
+        """One item as of `applied`, by its key `kind/id`."""
+        item: Item | None = self._items.get(key)
+        text = self._growing.get(key)
+        return item if item is None or text is None else _with_text(item, text)
 
     # --- items ---
 
-    def _text_item(self, kind: Literal["text", "reasoning"], segment: str, parent: str | None) -> TextItem:
-        key = f"{kind}/{segment}"
-        item = self._items.get(key)
-        if item is None:
-            item = TextItem(kind=kind, id=segment, parent=parent)
-            self._items[key] = item
-            self._texts[key] = _Text()
-        assert isinstance(item, TextItem)
-        return item
+    def _replace(self, key: str, **changes: Any) -> None:
+        self._items[key] = self._items[key].model_copy(update=changes)
 
     def _delta(self, event: Event) -> None:
         body = event.body
         kind: Literal["text", "reasoning"] = "text" if event.type == ev.TEXT_DELTA else "reasoning"
-        item = self._text_item(kind, body["segment"], body.get("parent"))
+        key = f"{kind}/{body['segment']}"
+        item = self._items.get(key)
+        if item is None:
+            item = TextItem(kind=kind, id=body["segment"], parent=body.get("parent"))
         if item.state == "streaming":
-            self._texts[f"{kind}/{item.id}"].add(body["text"], body["offset"])
+            self._grow(key, item, item.text, body)
+
+    def _grow(self, key: str, item: TextItem | ToolItem, so_far: str, body: dict[str, Any]) -> None:
+        growing = self._growing.get(key)
+        if growing is None:
+            growing = GrowingText(so_far)
+        growing.add(body)
+        self._growing[key] = growing
+        self._items.setdefault(key, item)
 
     def _completed(self, event: Event) -> None:
-        body = ev.TextCompleted.model_validate(event.body)
+        body = event.body
         kind: Literal["text", "reasoning"] = "text" if event.type == ev.TEXT_COMPLETED else "reasoning"
-        item = self._text_item(kind, body.segment, body.parent)
-        text = self._texts[f"{kind}/{item.id}"]
-        # A preview never replaces the whole text that the deltas gave already.
-        if not (body.blob is not None and body.chars is not None and text.length == body.chars):
-            text.set(body.text)
-            item.blob = None if body.blob is None else body.blob.model_dump()
-        item.state = "partial" if body.partial else "completed"
+        if len(body) == 2 and type(segment := body.get("segment")) is str and type(text := body.get("text")) is str:
+            self._complete(kind, segment, None, {"state": "completed", "text": text})
+            return
+        typed = ev.TextCompleted.model_validate(body)
+        changes: dict[str, Any] = {"state": "partial" if typed.partial else "completed"}
+        # A preview never replaces the whole text that the deltas (or an earlier completion) gave already.
+        whole = self._length(f"{kind}/{typed.segment}")
+        if typed.blob is None or typed.chars is None or whole != typed.chars:
+            changes["text"] = typed.text
+            changes["blob"] = None if typed.blob is None else typed.blob.model_dump()
+        self._complete(kind, typed.segment, typed.parent, changes)
+
+    def _complete(
+        self, kind: Literal["text", "reasoning"], segment: str, parent: str | None, changes: dict[str, Any]
+    ) -> None:
+        key = f"{kind}/{segment}"
+        growing = self._growing.pop(key, None)
+        item = self._items.get(key)
+        if item is not None:
+            parent = item.parent
+            if "text" not in changes:
+                changes["text"] = item.text if growing is None else growing.value()
+                changes["blob"] = item.blob
+        self._items[key] = TextItem(kind=kind, id=segment, parent=parent, **changes)
+
+    def _length(self, key: str) -> int:
+        """Of the text that an item has, in code points."""
+        growing, item = self._growing.get(key), self._items.get(key)
+        return growing.length if growing is not None else 0 if item is None else len(item.text)
 
     def _discarded(self, event: Event) -> None:
         for kind in ("text", "reasoning"):
-            item = self._items.get(f"{kind}/{event.body['segment']}")
-            if isinstance(item, TextItem) and item.state == "streaming":
-                item.state = "discarded"
-                self._texts[f"{kind}/{item.id}"].set("")
+            key = f"{kind}/{event.body['segment']}"
+            item = self._items.get(key)
+            if item is not None and item.state == "streaming":
+                self._growing.pop(key, None)
+                self._replace(key, state="discarded", text="")
 
-    def _tool(self, tool: str) -> ToolItem:
+    def _tool(self, tool: str, **changes: Any) -> None:
         key = f"tool/{tool}"
-        item = self._items.get(key)
-        if item is None:
-            item = ToolItem(id=tool)
-            self._items[key] = item
-            self._texts[key] = _Text()
-        assert isinstance(item, ToolItem)
-        return item
+        if key in self._items:
+            self._replace(key, **changes)
+        else:
+            self._items[key] = ToolItem(id=tool, **changes)
 
     def _tool_started(self, event: Event) -> None:
         body = ev.ToolStarted.model_validate(event.body)
-        item = self._tool(body.tool)
-        item.name, item.input, item.parent = body.name, body.input, body.parent
+        self._tool(body.tool, name=body.name, input=body.input, parent=body.parent)
 
     def _tool_progress(self, event: Event) -> None:
-        self._tool(event.body["tool"])
-        self._texts[f"tool/{event.body['tool']}"].add(event.body["text"], event.body["offset"])
+        key = f"tool/{event.body['tool']}"
+        item = self._items.get(key) or ToolItem(id=event.body["tool"])
+        self._grow(key, item, item.progress, event.body)
 
     def _tool_completed(self, event: Event) -> None:
         body = ev.ToolCompleted.model_validate(event.body)
-        item = self._tool(body.tool)
-        item.state, item.output, item.detail = body.status, body.output, body.detail
-        item.blob = None if body.blob is None else body.blob.model_dump()
+        blob = None if body.blob is None else body.blob.model_dump()
+        growing = self._growing.pop(f"tool/{body.tool}", None)
+        progress = {} if growing is None else {"progress": growing.value()}
+        self._tool(body.tool, state=body.status, output=body.output, detail=body.detail, blob=blob, **progress)
 
     def _requested(self, event: Event) -> None:
         body = ev.InteractionRequested.model_validate(event.body)
@@ -345,14 +345,14 @@ class ExecutionFold:
                 description=body.description,
                 questions=[question.model_dump() for question in body.questions],
             )
-            self._texts[key] = _Text()
         self._phase_from_interactions()
 
     def _resolved(self, event: Event) -> None:
         body = ev.InteractionResolved.model_validate(event.body)
-        item = self._items.get(f"interaction/{body.interaction}")
-        if isinstance(item, InteractionItem) and item.state == "pending":
-            item.state, item.control = body.outcome, body.control
+        key = f"interaction/{body.interaction}"
+        item = self._items.get(key)
+        if item is not None and item.state == "pending":
+            self._replace(key, state=body.outcome, control=body.control)
         self._phase_from_interactions()
 
     def _phase_from_interactions(self) -> None:
@@ -374,7 +374,6 @@ class ExecutionFold:
 
     def _put(self, item: RawItem | GapItem) -> None:
         self._items[_key(item)] = item
-        self._texts[_key(item)] = _Text()
 
     def _gap(self, key: str, reason: str, first: int | None, last: int | None, detail: str | None) -> None:
         self._state.partial = True
@@ -450,13 +449,11 @@ class ExecutionFold:
         state.partial = state.partial or body.tail == "unknown"
         if state.error is None and body.error is not None:
             state.error = body.error.model_dump()
-        for item in self._items.values():
-            if isinstance(item, ToolItem) and item.state == "running":
-                item.state = "unknown"
-            elif isinstance(item, InteractionItem) and item.state == "pending":
-                item.state = "expired"
-            elif isinstance(item, TextItem) and item.state == "streaming":
-                item.state = "partial"
+        for key, item in list(self._items.items()):
+            if (left := _LEFT_OPEN.get(getattr(item, "state", ""))) is not None:
+                growing = self._growing.pop(key, None)
+                whole = item if growing is None else _with_text(item, growing)
+                self._items[key] = whole.model_copy(update={"state": left})
 
     def _gap_event(self, event: Event) -> None:
         body = ev.Gap.model_validate(event.body)
@@ -487,8 +484,17 @@ class ExecutionFold:
     }
 
 
+# What an item that is open becomes when its process has ended.
+_LEFT_OPEN: Final = {"running": "unknown", "pending": "expired", "streaming": "partial"}
+
+
 def _key(item: Any) -> str:
     return f"{item.kind}/{item.id}"
+
+
+def _with_text(item: Any, growing: GrowingText) -> Any:
+    name = "progress" if isinstance(item, ToolItem) else "text"
+    return item.model_copy(update={name: growing.value()})
 
 
 class MessageState(_State):

@@ -24,14 +24,15 @@ Inputs and effects are data; the shell performs effects in order. No clock: paus
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import assert_never
+from typing import Any, assert_never
 
 from tether.cursor import tag_of
+from tether.errors import InvalidError
 from tether.events import DELTAS, EXECUTION_ENDED, Event, GapReason
-from tether.frames import Frame, Position, cut, decode, encode, message_id
+from tether.frames import Frame, Position, cut, decode, message_id
 from tether.limits import FRAME_BYTES_MAX, FRAME_EVENTS_MAX, PUBLISH_BACKOFF_MAX_S, PUBLISH_BACKOFF_MIN_S
 from tether.ports import StoredMessage
 from tether.subjects import EventAddress
@@ -180,11 +181,19 @@ def agrees(frame: Frame, events: Sequence[Event]) -> bool:
         if stored.last is None:
             if stored.body != event.body or stored.at != event.at:
                 return False
-        elif event.type in DELTAS:
-            start = event.body["offset"] - stored.body["offset"]
-            if stored.body["text"][start : start + len(event.body["text"])] != event.body["text"]:
-                return False
+        elif event.type in DELTAS and not _within(stored.body, event.body):
+            return False
     return True
+
+
+def _within(merged: Mapping[str, Any], delta: Mapping[str, Any]) -> bool:
+    """Whether a merged delta of the log, whose body may be anything, has our delta's text in its place."""
+    whole, offset = merged.get("text"), merged.get("offset")
+    if not isinstance(whole, str) or not isinstance(offset, int):
+        return False
+    text: str = delta["text"]
+    start = delta["offset"] - offset
+    return whole[start : start + len(text)] == text
 
 
 @dataclass(slots=True)
@@ -296,9 +305,8 @@ class FrameWriter:
             return []
         if self._terminal:
             return self._fence("the execution has ended")
-        window = [self._waiting[index] for index in range(min(len(self._waiting), self._events_max))]
-        frame, taken = cut(window, bytes_max=self._bytes_max, events_max=self._events_max)
-        self._in_flight = _InFlight(frame, encode(frame), taken)
+        frame = cut(self._waiting, bytes_max=self._bytes_max, events_max=self._events_max)
+        self._in_flight = _InFlight(frame.frame, frame.data, frame.taken)
         self._state = _State.SENDING
         return [self._send(0.0)]
 
@@ -364,7 +372,10 @@ class FrameWriter:
         self._rereads = 0
         if message is None:
             return self._found_empty()
-        frame = decode(message.subject, message.data)
+        try:
+            frame = decode(message.subject, message.data)
+        except InvalidError:
+            return self._fence("the log ends with what is no frame: another writer's")
         assert isinstance(frame, Frame)
         if self._in_flight is not None and message.data == self._in_flight.data:
             return [self._stored(message.sequence, message.stored_at_ns), *self._next()]

@@ -8,10 +8,13 @@ adjacent deltas of one segment merge, a frame never exceeds its limits, and ordi
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import to_json
 
 from tether.errors import InvalidError
 from tether.events import DELTAS, TOOL_PROGRESS, ConversationEvent, Event
@@ -19,12 +22,13 @@ from tether.limits import FRAME_BYTES_MAX, FRAME_EVENTS_MAX
 from tether.subjects import EventAddress, parse_event
 
 VERSION = 1
+_HEAD_BYTES: Final = 160  # of a frame around its events, with the longest numbers
+_LAST_BYTES: Final = 32  # of the comma, and of `last` in a delta that others are merged into
 
 
-class Position(BaseModel):
+@dataclass(frozen=True, slots=True)
+class Position:
     """A spool position: the `index`-th event (from 0) that the record `record` made."""
-
-    model_config = ConfigDict(frozen=True)
 
     record: int
     index: int
@@ -42,6 +46,14 @@ class Frame(BaseModel):
     events: list[Event]
 
 
+_encode_event: Final = Event.__pydantic_serializer__.to_json
+
+
+def encode_part(event: Event) -> bytes:
+    """The event as it stands in its frame's bytes."""
+    return _encode_event(event, exclude_none=True)
+
+
 def _key(event: Event) -> tuple[str, Any] | None:
     """Deltas with the same key may merge when adjacent."""
     if event.type not in DELTAS:
@@ -49,31 +61,59 @@ def _key(event: Event) -> tuple[str, Any] | None:
     return (event.type, event.body.get("tool" if event.type == TOOL_PROGRESS else "segment"))
 
 
+class _Merger:
+    """Adjacent deltas of one segment become one, whose text is joined once. Events are taken as they are and never
+    changed: whoever gave them still has them."""
+
+    __slots__ = ("_end", "_head", "_key", "_texts", "done")
+
+    def __init__(self) -> None:
+        self.done: list[Event] = []
+        self._key: tuple[str, Any] | None = None
+        self._head: Event | None = None  # of the run of deltas that is open
+        self._texts: list[str] = []
+        self._end = 0
+
+    def joins(self, event: Event) -> bool:
+        """Whether this event, a delta, continues the open run."""
+        return self._head is not None and self._end + 1 == event.ordinal and _key(event) == self._key
+
+    def join(self, event: Event) -> None:
+        self._texts.append(event.body["text"])
+        self._end = event.end
+
+    def take(self, event: Event) -> None:
+        """An event that continues nothing; a delta begins a run."""
+        self.close()
+        if event.type in DELTAS:
+            self._head, self._key, self._texts, self._end = event, _key(event), [event.body["text"]], event.end
+        else:
+            self.done.append(event)
+
+    def close(self) -> Event | None:
+        """End the open run; the event that it became where several were merged."""
+        head, self._head = self._head, None
+        if head is None:
+            return None
+        if len(self._texts) == 1:
+            self.done.append(head)
+            return None
+        body = {**head.body, "text": "".join(self._texts)}
+        merged = Event.made(head.ordinal, head.at, head.type, body, self._end)
+        self.done.append(merged)
+        return merged
+
+
 def merge(events: Sequence[Event]) -> list[Event]:
     """Merge adjacent deltas of one segment. fold(merge(events)) = fold(events)."""
-    merged: list[Event] = []
-    texts: list[str] = []  # of the run of deltas being merged, joined once at its end
-
-    def close() -> None:
-        if len(texts) > 1:
-            head = merged[-1]
-            head.body = {**head.body, "text": "".join(texts)}
-        texts.clear()
-
-    key: tuple[str, Any] | None = None
+    merger = _Merger()
     for event in events:
-        this = _key(event)
-        if this is not None and this == key and merged[-1].end + 1 == event.ordinal:
-            merged[-1].last = event.end
-            texts.append(event.body["text"])
-            continue
-        close()
-        merged.append(event.model_copy())
-        key = this
-        if this is not None:
-            texts.append(event.body["text"])
-    close()
-    return merged
+        if merger.joins(event):
+            merger.join(event)
+        else:
+            merger.take(event)
+    merger.close()
+    return merger.done
 
 
 def encode(frame: Frame) -> bytes:
@@ -85,7 +125,9 @@ def encode_event(event: ConversationEvent) -> bytes:
 
 
 def check(frame: Frame) -> None:
-    """Raise `InvalidError` where ordinals have holes or disagree with `first..last`."""
+    """Raise `InvalidError` where ordinals have holes or disagree with `first..last`, or where there is no event."""
+    if not frame.events:
+        raise InvalidError("events", "must not be empty")
     expected = frame.first
     for event in frame.events:
         if event.ordinal != expected or event.end < event.ordinal:
@@ -120,26 +162,58 @@ def message_id(address: EventAddress, frame: Frame, data: bytes, *, retry: int =
 
 def size_of(event: Event) -> int:
     """Bytes that the event adds to a frame."""
-    return len(event.model_dump_json(exclude_none=True)) + 1
+    return len(encode_part(event)) + 1
+
+
+class Cut(NamedTuple):
+    """A frame, how many of the waiting entries it takes, and its bytes (`encode(frame)`, made of parts that were
+    encoded once, to measure them)."""
+
+    frame: Frame
+    taken: int
+    data: bytes
 
 
 def cut(
-    waiting: Sequence[tuple[Event, Position]],
+    waiting: Iterable[tuple[Event, Position]],
     *,
     bytes_max: int = FRAME_BYTES_MAX,
     events_max: int = FRAME_EVENTS_MAX,
-) -> tuple[Frame, int]:
-    """The next frame of `waiting` (not empty), and how many of its entries it takes (at least one).
+) -> Cut:
+    """The next frame of `waiting` (not empty): at least one of its entries.
 
     `events_max` bounds events before merging; `bytes_max` the encoded size, unless one event alone exceeds it.
     """
-    taken = size = 0
-    for event, _ in waiting[:events_max]:
-        more = size_of(event)
+    merger = _Merger()
+    parts: list[bytes] = []
+    taken, size, last, position = 0, _HEAD_BYTES, 0, None
+    for event, reached in islice(waiting, events_max):
+        joins = merger.joins(event)
+        if joins:  # its text alone goes into the event that is there
+            more = len(to_json(event.body["text"]))
+        else:
+            part = encode_part(event)
+            more = len(part) + _LAST_BYTES
         if taken and size + more > bytes_max:
             break
+        if joins:
+            merger.join(event)
+        else:
+            _replace_last(parts, merger.close())
+            merger.take(event)
+            parts.append(part)
         size += more
         taken += 1
-    chosen = [event for event, _ in waiting[:taken]]
-    frame = Frame(first=chosen[0].ordinal, last=chosen[-1].end, pos=waiting[taken - 1][1], events=merge(chosen))
-    return frame, taken
+        last, position = event.end, reached
+    assert position is not None
+    _replace_last(parts, merger.close())
+    first = merger.done[0].ordinal
+    frame = Frame(first=first, last=last, pos=position, events=merger.done)
+    place = f'"pos":{{"record":{position.record},"index":{position.index}}}'
+    head = f'{{"v":{VERSION},"first":{first},"last":{last},{place}'
+    return Cut(frame, taken, b'%b,"events":[%b]}' % (head.encode(), b",".join(parts)))
+
+
+def _replace_last(parts: list[bytes], merged: Event | None) -> None:
+    if merged is not None:
+        parts[-1] = encode_part(merged)

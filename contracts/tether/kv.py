@@ -2,7 +2,9 @@
 
 A bucket `B` is the stream `KV_B` with subjects `$KV.B.{key}`; a revision is a stream sequence. Every value carries
 the operation id that wrote it (`op`), so a writer whose answer was lost finds out whether it won:
-an equal id is success. Leases use a bucket with history 1 and per-key TTL, written with compare-and-set.
+an equal id is success.
+What lies there and is no record raises UnreadableRecordError (a BusError, so who retries those waits for it to be put
+right); lists leave it out. Leases use a bucket with history 1 and per-key TTL, written with compare-and-set.
 """
 
 from __future__ import annotations
@@ -10,11 +12,16 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
-from tether.errors import UndecidedError, WrongLastSequenceError
+import structlog
+from pydantic import BaseModel, ValidationError
+
+from tether.errors import UndecidedError, UnreadableRecordError, WrongLastSequenceError
 from tether.ports import Bus, StoredMessage
 
+_log = structlog.get_logger("tether.kv")
+ModelT = TypeVar("ModelT", bound=BaseModel)
 _OPERATION: Final = "KV-Operation"
 _ATTEMPTS_MAX: Final = 8  # of an undecided write before the caller is told
 
@@ -53,9 +60,36 @@ class Bucket:
     def _entry(self, message: StoredMessage | None) -> Entry | None:
         if message is None or message.headers.get(_OPERATION) in ("DEL", "PURGE"):
             return None
-        value = json.loads(message.data)
         key = message.subject.removeprefix(f"$KV.{self.name}.")
+        try:
+            value = json.loads(message.data)
+        except (ValueError, RecursionError):
+            value = None
+        if not isinstance(value, dict):
+            raise UnreadableRecordError("it is no JSON object", bucket=self.name, key=key, revision=message.sequence)
         return Entry(key, value, message.sequence, message.stored_at_ns)
+
+    def parse(self, entry: Entry, model: type[ModelT]) -> ModelT:
+        """The entry's value as a record. Raises UnreadableRecordError."""
+        try:
+            return model.model_validate(entry.value)
+        except ValidationError as error:
+            first = error.errors(include_input=False, include_url=False)[0]
+            detail = f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
+            raise UnreadableRecordError(detail, bucket=self.name, key=entry.key, revision=entry.revision) from None
+
+    async def record(self, key: str, model: type[ModelT]) -> ModelT | None:
+        """The key's record; None where there is none. Raises UnreadableRecordError, BusError."""
+        entry = await self.get(key)
+        return None if entry is None else self.parse(entry, model)
+
+    async def records(self, model: type[ModelT], filter_key: str = ">") -> AsyncIterator[tuple[Entry, ModelT]]:
+        """Every record that can be read: a list is not lost for one entry that nobody understands."""
+        async for entry in self.keys(filter_key):
+            try:
+                yield entry, self.parse(entry, model)
+            except UnreadableRecordError as error:
+                _log.warning("record_unreadable", detail=error.detail, record=error.subject)
 
     async def get(self, key: str) -> Entry | None:
         return self._entry(await self._bus.last(self._stream, self._subject(key), leader=self._leader))
@@ -108,13 +142,18 @@ class Bucket:
                 raise Conflict(key, current) from None
 
     async def keys(self, filter_key: str = ">") -> AsyncIterator[Entry]:
-        """Every live entry whose key matches `filter_key` (subject wildcards), in order of revision."""
+        """Every live entry whose key matches `filter_key` (subject wildcards), in order of revision. What is no JSON
+        object is left out."""
         after = 0
         while True:
             batch = await self._bus.read(self._stream, after, self._subject(filter_key))
             for message in batch:
                 after = message.sequence
-                entry = self._entry(message)
+                try:
+                    entry = self._entry(message)
+                except UnreadableRecordError as error:
+                    _log.warning("record_unreadable", detail=error.detail, record=error.subject)
+                    continue
                 if entry is not None:
                     yield entry
             if not batch:

@@ -217,8 +217,11 @@ class Bus(Protocol):
         """Core subscription; call `barrier()` before relying on it."""
         ...
 
-    async def live(self, subject: str, *, buffer_bytes_max: int = 32 << 20) -> LiveSubscription:
-        """Subscription to `tether.live.…` copies."""
+    async def live(
+        self, subject: str, *, buffer_bytes_max: int = 32 << 20, keep: Callable[[bytes], bool] | None = None
+    ) -> LiveSubscription:
+        """Subscription to `tether.live.…` copies; of `keep`, those whose data it takes: the others are dropped where
+        they arrive, which costs the reader nothing. `keep` is asked for every copy: it is quick and never raises."""
         ...
 
     async def request(

@@ -104,6 +104,15 @@ class Done(BaseModel):
     problem: Problem | None = None
 
 
+class ConversationRecord(BaseModel):
+    """`tether_conversations`: the workspace of a conversation, for good."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    v: Literal[1] = 1
+    workspace: Token
+
+
 class RequestRecord(BaseModel):
     """`tether_requests`: what is known of a request id. `state` retryable: a higher attempt may be tried."""
 

@@ -26,19 +26,24 @@ _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARN
 
 
 def configure_logging(settings: ServiceSettings, service: str) -> None:
-    """structlog to stderr: JSON lines or console; the service's name is bound once."""
+    """structlog to stderr: JSON lines or console; the service's name is bound once.
+
+    Tracebacks are told without local variables: a password or a prompt may be one of them.
+    """
     level = _LEVELS[settings.log_level]
     renderer: Any = (
         structlog.processors.JSONRenderer()
         if settings.log_format == "json"
-        else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+        else structlog.dev.ConsoleRenderer(
+            colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
+        )
     )
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.dict_tracebacks
+            structlog.processors.ExceptionRenderer(structlog.tracebacks.ExceptionDictTransformer(show_locals=False))
             if settings.log_format == "json"
             else structlog.processors.StackInfoRenderer(),
             renderer,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from tether.errors import InvalidError
@@ -90,8 +91,10 @@ def conversation_live(tenant: str, workspace: str, conversation: str) -> str:
     return "tether.live." + conversation_events(tenant, workspace, conversation).removeprefix("tether.event.")
 
 
+@lru_cache(maxsize=4096)
 def parse_event(subject: str) -> EventAddress:
-    """Parse an event or live subject; raises `InvalidError` on anything else."""
+    """Parse an event or live subject; raises `InvalidError` on anything else. Remembered: the messages of a running
+    execution all have the same one."""
     parts = subject.split(".")
     if len(parts) != 6 or parts[0] != "tether" or parts[1] not in ("event", "live"):
         raise InvalidError("subject", "must be tether.event.{tenant}.{workspace}.{conversation}.{execution}")

@@ -9,6 +9,11 @@
 A crash after any step is repaired by the next one: a batch that was committed and not numbered makes a database that
 is ahead by one; one that was not acked is delivered again and trimmed. A consumer that was deleted, or went with its
 stream, is made again; the memory of positions is dropped with it.
+
+A batch is bounded in messages, events and bytes, so that a backlog becomes many transactions of well below a second.
+Where nothing is behind, the projection rests between two commits for some times of what the last one took, and what
+comes meanwhile is written together: live streams share its event loop. A reader of rows that knows of something newer
+ends the rest (`reach`).
 """
 
 from __future__ import annotations
@@ -23,8 +28,9 @@ import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
 from tether import subjects, topology
-from tether.errors import BusError, InvalidError
+from tether.errors import BusError, InvalidError, UnreadableRecordError
 from tether.kv import Bucket, Conflict, Entry
+from tether.limits import MIB
 from tether.ports import Bus, Job, StoredMessage
 from tether_backend.core.stream import LogMessage, decode
 from tether_backend.metrics import Metrics
@@ -32,8 +38,12 @@ from tether_backend.store.engine import Database
 from tether_backend.store.projection import ProjectionWriter, SupersededError
 
 _log = structlog.get_logger("tether.projection")
-BATCH_MAX: Final = 512  # messages of one transaction
-_LINGER_S: Final = 0.05  # least time between two commits: what comes meanwhile is written together
+BATCH_MAX: Final = 512  # messages of one transaction, and those that are at hand at once
+EVENTS_MAX: Final = 4096  # of one transaction: about 0.2 s
+BYTES_MAX: Final = 4 * MIB
+_REST_MIN_S: Final = 0.2  # between the begins of two commits, where nothing is behind
+_REST_MAX_S: Final = 0.5
+_REST_SHARE: Final = 6.0  # times what the last commit took
 _CHECK_S: Final = 2.0  # is the consumer still there, is the number still ours
 _RETRY_S: Final = 0.5
 SHARD: Final = 0  # one per tenant, so far
@@ -67,6 +77,21 @@ class Projector:
         self._bucket = Bucket(bus, subjects.PROJECTIONS)
         self._number = 0
         self._entry: Entry | None = None
+        self._reached: int | None = None  # the rows have what is stored up to here; None: this process does not project
+        self._progress = asyncio.Event()  # set, and made anew, with each commit
+        self._hurry = asyncio.Event()  # somebody waits, or enough is at hand: do not rest
+
+    async def reach(self, sequence: int, within_s: float) -> None:
+        """Return once the rows have what is stored up to `sequence`, or at `within_s`; at once where that is far away,
+        or where another process projects."""
+        deadline_s = asyncio.get_running_loop().time() + within_s
+        while self._reached is not None and self._reached < sequence <= self._reached + BATCH_MAX:
+            self._hurry.set()
+            try:
+                async with asyncio.timeout_at(deadline_s):
+                    await self._progress.wait()
+            except TimeoutError:
+                return
 
     async def run(self) -> None:
         """For ever, while the caller holds the lease; outlives failures of bus and database."""
@@ -85,7 +110,18 @@ class Projector:
                     )
                 await asyncio.sleep(_RETRY_S)
         finally:
+            self._reached = None
             self.bound.clear()
+
+    def _noted(self, entry: Entry | None) -> int:
+        """What the bucket says. Raises UnreadableRecordError: nothing is projected on a guess."""
+        number = 0 if entry is None else entry.value.get("number", 0)
+        if not isinstance(number, int) or isinstance(number, bool):
+            assert entry is not None
+            raise UnreadableRecordError(
+                "number: must be an integer", bucket=subjects.PROJECTIONS, key=self._key, revision=entry.revision
+            )
+        return number
 
     async def stand_by(self) -> None:
         """Another process projects into this database: prove it all the same, for this process's readers."""
@@ -93,9 +129,9 @@ class Projector:
             number = await self.writer.number()
             entry = await self._bucket.get(self._key)
             following = await self._bus.consumer(self.stream, self.durable)
+            told = self._noted(entry)
         except (BusError, SQLAlchemyError, OSError):
             return
-        told = int(entry.value.get("number", 0)) if entry is not None else 0
         # The number is written after the commit, so a proven database is never behind what was read before it.
         if following is not None and (told <= number or told <= await self.writer.number()):
             self.bound.set()
@@ -105,9 +141,10 @@ class Projector:
     async def bind(self) -> None:
         """Step 2: prove the database, have the consumer."""
         self.writer.forget()
+        self._reached = None
         number = await self.writer.number()
         entry = await self._bucket.get(self._key)
-        told = int(entry.value.get("number", 0)) if entry is not None else 0
+        told = self._noted(entry)
         if told > number:
             _log.warning("projection_database_is_older", tenant=self.tenant, database=number, told=told)
             self.bound.clear()
@@ -119,38 +156,57 @@ class Projector:
         self._entry = entry
         consumer = topology.projection(self.tenant, self._database.id, SHARD)
         await self._bus.ensure(topology.Topology(streams=(), consumers=(consumer,)))
-        await self._catch_up()
+        self._reached = await self._catch_up()
         self.bound.set()
         _log.info("projection_bound", tenant=self.tenant, durable=self.durable, number=number)
 
-    async def _catch_up(self) -> None:
-        """What a predecessor was given and did not ack comes again only after the ack wait: read it from the log."""
+    async def _catch_up(self) -> int:
+        """What a predecessor was given and did not ack comes again only after the ack wait: read it from the log.
+        Up to which sequence the rows are then."""
         state = await self._bus.consumer(self.stream, self.durable)
-        if state is None or state.ack_pending == 0:
-            return
+        if state is None:
+            return 0
+        if state.ack_pending == 0:
+            return state.delivered
         after = state.ack_floor
         while after < state.delivered:
             batch = await self._bus.read(self.stream, after, f"tether.event.{self.tenant}.>", limit=BATCH_MAX)
             if not batch:
-                return
+                break
             after = batch[-1].sequence
-            await self.writer.commit(self._number + 1, _decoded(batch, self._metrics))
-            self._number += 1
-            await self._tell()
+            messages = _decoded(batch, self._metrics)
+            while messages:
+                taken = _fitting(messages)
+                await self.writer.commit(self._number + 1, messages[:taken])
+                self._number += 1
+                await self._tell()
+                messages = messages[taken:]
+        return after
 
     async def _follow(self) -> None:
         jobs: asyncio.Queue[Job] = asyncio.Queue(BATCH_MAX)
-        source = self._bus.jobs(self.stream, self.durable, in_flight_max=2 * BATCH_MAX)
-        async with _cancelled_with(_pump(source, jobs), f"projection-jobs-{self.tenant}") as pump:
+        source = self._bus.jobs(self.stream, self.durable, in_flight_max=BATCH_MAX)
+        async with _cancelled_with(self._pump(source, jobs), f"projection-jobs-{self.tenant}") as pump:
             while True:
                 batch = await self._gather(jobs, pump)
                 if batch:
-                    await self._project(batch)
+                    await self._project(batch, behind=not jobs.empty())
                 else:
                     await self._check()
 
-    async def _gather(self, jobs: asyncio.Queue[Job], pump: asyncio.Task[None]) -> list[Job]:
-        """What waits, at most BATCH_MAX; empty after a silence."""
+    async def _pump(self, source: AsyncIterator[Job], jobs: asyncio.Queue[Job]) -> None:
+        try:
+            async for job in source:
+                await jobs.put(job)
+                if jobs.qsize() >= BATCH_MAX // 2:
+                    self._hurry.set()
+        finally:
+            close = getattr(source, "aclose", None)
+            if close is not None:
+                await close()
+
+    async def _gather(self, jobs: asyncio.Queue[Job], pump: asyncio.Task[None]) -> list[tuple[Job, LogMessage | None]]:
+        """What waits, bounded (by one message too many at most); empty after a silence."""
         if jobs.empty():
             first = asyncio.ensure_future(jobs.get())
             try:
@@ -163,28 +219,42 @@ class Projector:
                 raise Superseded("the consumer's messages ended")
             if not first.done() or first.cancelled():
                 return []
-            batch = [first.result()]
+            job = first.result()
         else:
-            batch = []
-        while len(batch) < BATCH_MAX and not jobs.empty():
-            batch.append(jobs.get_nowait())
+            job = jobs.get_nowait()
+        batch = [(job, _decode(job.message, self._metrics))]
+        size = _Size()
+        while size.has_room(batch[-1][1]) and not jobs.empty():
+            await asyncio.sleep(0)  # decoding a frame takes a while, and streams share the loop
+            job = jobs.get_nowait()
+            batch.append((job, _decode(job.message, self._metrics)))
         return batch
 
-    async def _project(self, batch: Sequence[Job]) -> None:
-        started_s = asyncio.get_running_loop().time()
-        await self.writer.commit(self._number + 1, _decoded([job.message for job in batch], self._metrics))
+    async def _project(self, batch: Sequence[tuple[Job, LogMessage | None]], *, behind: bool) -> None:
+        loop = asyncio.get_running_loop()
+        started_s = loop.time()
+        self._hurry.clear()
+        await self.writer.commit(self._number + 1, [message for _, message in batch if message is not None])
         self._number += 1
         self._step("committed")
+        self._reached = max(self._reached or 0, *(job.message.sequence for job, _ in batch))
+        self._progress.set()
+        self._progress = asyncio.Event()
         await self._tell()
         self._step("numbered")
-        for job in batch:
+        for job, _ in batch:
             await job.ack()
         self._step("acked")
         self._metrics.batches.inc()
         self._metrics.projected.inc(len(batch))
-        if len(batch) < BATCH_MAX:
-            spent_s = asyncio.get_running_loop().time() - started_s
-            await asyncio.sleep(max(0.0, _LINGER_S - spent_s))
+        spent_s = loop.time() - started_s
+        if not behind:
+            await self._rest(min(_REST_MAX_S, max(_REST_MIN_S - spent_s, _REST_SHARE * spent_s)))
+
+    async def _rest(self, duration_s: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(duration_s):
+                await self._hurry.wait()
 
     async def _tell(self) -> None:
         """The number to the bucket. Another's write there means that another projector is at work."""
@@ -210,25 +280,41 @@ class Projector:
             raise Superseded("the number was written by another")
 
 
-def _decoded(batch: Sequence[StoredMessage], metrics: Metrics) -> list[LogMessage]:
-    messages = []
-    for stored in batch:
-        try:
-            messages.append(decode(stored.subject, stored.sequence, stored.stored_at_ns, stored.data))
-        except InvalidError:
-            metrics.unreadable.inc()
-            _log.error("projection_foreign_subject", subject=stored.subject)
-    return messages
-
-
-async def _pump(source: AsyncIterator[Job], jobs: asyncio.Queue[Job]) -> None:
+def _decode(stored: StoredMessage, metrics: Metrics) -> LogMessage | None:
     try:
-        async for job in source:
-            await jobs.put(job)
-    finally:
-        close = getattr(source, "aclose", None)
-        if close is not None:
-            await close()
+        return decode(stored.subject, stored.sequence, stored.stored_at_ns, stored.data)
+    except InvalidError:
+        metrics.unreadable.inc()
+        _log.error("projection_foreign_subject", subject=stored.subject)
+        return None
+
+
+def _decoded(batch: Sequence[StoredMessage], metrics: Metrics) -> list[LogMessage]:
+    return [message for message in (_decode(stored, metrics) for stored in batch) if message is not None]
+
+
+class _Size:
+    """Of a batch that is being put together."""
+
+    def __init__(self) -> None:
+        self.messages = self.events = self.bytes = 0
+
+    def has_room(self, taken: LogMessage | None) -> bool:
+        """For more, with this one taken."""
+        self.messages += 1
+        if taken is not None:
+            self.events += taken.count
+            self.bytes += taken.size_bytes
+        return self.messages < BATCH_MAX and self.events < EVENTS_MAX and self.bytes < BYTES_MAX
+
+
+def _fitting(messages: Sequence[LogMessage]) -> int:
+    """How many of the messages make one batch, at least one."""
+    size = _Size()
+    for taken, message in enumerate(messages, start=1):
+        if not size.has_room(message):
+            return taken
+    return len(messages)
 
 
 @contextlib.asynccontextmanager

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-
-from pydantic import ValidationError
+from typing import Final
 
 from tether import subjects
+from tether.asking import ask_collector
 from tether.control import ControlReply, ControlRequest
 from tether.cursor import Cursor
-from tether.errors import NoReplyError
 from tether.ids import ExecutionTarget
 from tether.kv import Bucket
-from tether.limits import CONTROL_REPLY_S
 from tether.owner import OwnerRecord
 from tether.ports import Bus
-from tether.prompt import RequestRecord
+from tether.prompt import ConversationRecord, RequestRecord
 from tether.sandbox import Registration, SandboxRecord
 from tether_backend.feed import Feed
 from tether_backend.http.edge import Admission
@@ -24,6 +22,8 @@ from tether_backend.metrics import Metrics
 from tether_backend.projector import SHARD, Projector
 from tether_backend.store.engine import Database
 from tether_backend.store.history import History
+
+REACH_S: Final = 0.5  # a reader of rows waits at most so long for the projection
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,11 @@ class Deps:
     def runtime(self) -> Runtime:
         return Runtime(self.bus, self.database.id)
 
+    async def caught_up(self, tenant: str) -> None:
+        """Wait shortly for the rows to have what this process has seen of the log, so that whoever was told an event
+        finds it in them. Not where the projection is far behind: then a cursor says what the rows have."""
+        await self.projectors[tenant].reach(self.feeds[tenant].position, REACH_S)
+
 
 class Runtime:
     def __init__(self, bus: Bus, database: str) -> None:
@@ -51,24 +56,24 @@ class Runtime:
 
     async def workspace(self, tenant: str, conversation: str) -> str | None:
         """Where the conversation lives; None before its first prompt was admitted."""
-        entry = await Bucket(self._bus, subjects.CONVERSATIONS).get(subjects.conversation_key(tenant, conversation))
-        return None if entry is None else str(entry.value["workspace"])
+        key = subjects.conversation_key(tenant, conversation)
+        record = await Bucket(self._bus, subjects.CONVERSATIONS).record(key, ConversationRecord)
+        return None if record is None else record.workspace
 
     async def owner(self, tenant: str, workspace: str, conversation: str) -> OwnerRecord | None:
-        entry = await Bucket(self._bus, subjects.OWNERS).get(subjects.owner_key(tenant, workspace, conversation))
-        return None if entry is None else OwnerRecord.model_validate(entry.value)
+        key = subjects.owner_key(tenant, workspace, conversation)
+        return await Bucket(self._bus, subjects.OWNERS).record(key, OwnerRecord)
 
     async def owner_of_execution(self, tenant: str, execution: str) -> OwnerRecord | None:
         """Search the tenant's owner records: only for an execution that no row names yet."""
-        async for entry in Bucket(self._bus, subjects.OWNERS).keys(f"{tenant}.*.*"):
-            record = OwnerRecord.model_validate(entry.value)
+        async for _, record in Bucket(self._bus, subjects.OWNERS).records(OwnerRecord, f"{tenant}.*.*"):
             if record.target is not None and record.target.execution == execution:
                 return record
         return None
 
     async def request(self, tenant: str, request_id: str) -> RequestRecord | None:
-        entry = await Bucket(self._bus, subjects.REQUESTS).get(subjects.request_key(tenant, request_id))
-        return None if entry is None else RequestRecord.model_validate(entry.value)
+        key = subjects.request_key(tenant, request_id)
+        return await Bucket(self._bus, subjects.REQUESTS).record(key, RequestRecord)
 
     async def idle(self, tenant: str, conversation: str) -> bool:
         """No execution owns the conversation, and no prompt of it waits."""
@@ -98,26 +103,18 @@ class Runtime:
 
     async def registration(self, target: ExecutionTarget) -> Registration | None:
         key = subjects.registration_key(target.tenant, target.workspace, target.sandbox)
-        entry = await Bucket(self._bus, subjects.SANDBOXES).get(key)
-        return None if entry is None else Registration.model_validate(entry.value)
+        return await Bucket(self._bus, subjects.SANDBOXES).record(key, Registration)
 
     async def sandboxes(self, tenant: str) -> list[tuple[SandboxRecord, Registration | None]]:
         records: dict[str, SandboxRecord] = {}
         registered: dict[str, Registration] = {}
-        async for entry in Bucket(self._bus, subjects.SANDBOXES).keys(f"{tenant}.>"):
-            parts = entry.key.split(".")
-            if len(parts) == 2:
-                records[parts[1]] = SandboxRecord.model_validate(entry.value)
-            elif len(parts) == 3:
-                registered[parts[1]] = Registration.model_validate(entry.value)
+        bucket = Bucket(self._bus, subjects.SANDBOXES)
+        async for entry, record in bucket.records(SandboxRecord, f"{tenant}.*"):
+            records[entry.key.split(".")[1]] = record
+        async for entry, registration in bucket.records(Registration, f"{tenant}.*.*"):
+            registered[entry.key.split(".")[1]] = registration
         return [(record, registered.get(workspace)) for workspace, record in sorted(records.items())]
 
     async def control(self, tenant: str, workspace: str, request: ControlRequest) -> ControlReply:
-        """Ask the collector. No reply in time, or one that cannot be read: status `unknown`, nothing is sent again."""
-        subject = subjects.control(tenant, workspace, request.verb)
-        data = request.model_dump_json(exclude_none=True).encode()
-        try:
-            message = await self._bus.request(subject, data, timeout_s=CONTROL_REPLY_S)
-            return ControlReply.model_validate_json(message.data)
-        except (NoReplyError, ValidationError):
-            return ControlReply(control=request.control, verb=request.verb, status="unknown")
+        """Ask the collector (see `tether.asking`)."""
+        return await ask_collector(self._bus, tenant, workspace, request)

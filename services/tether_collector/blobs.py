@@ -19,12 +19,12 @@ import structlog
 
 from tether import events as ev
 from tether import subjects
+from tether.blobs import MANIFEST, Manifest, chunk, chunk_count, encode_manifest
 from tether.errors import BusError, WrongLastSequenceError
 from tether.events import Event
-from tether.limits import BLOB_CHUNK_BYTES, EVENT_BODY_BYTES_MAX, EVENT_PREVIEW_BYTES
+from tether.limits import EVENT_BODY_BYTES_MAX, EVENT_PREVIEW_BYTES
 from tether.ports import Bus
 
-MANIFEST: Final = "manifest"
 RETRY_MIN_S, RETRY_MAX_S = 0.05, 1.0
 STRING_BYTES_MAX: Final = 2048  # of a text inside a body that is too large and has no field for a blob
 LIST_ITEMS_MAX: Final = 16  # of a list in such a body
@@ -131,19 +131,11 @@ class BlobStore:
         """Return once the whole blob is stored; waits for a bus that is away."""
         if blob.digest in self._stored:
             return
-        count = max(1, -(-len(blob.data) // BLOB_CHUNK_BYTES))
+        count = chunk_count(len(blob.data))
         for number in range(count):
-            chunk = blob.data[number * BLOB_CHUNK_BYTES : (number + 1) * BLOB_CHUNK_BYTES]
-            await self._store(blob.digest, str(number), chunk)
-        manifest = {
-            "v": 1,
-            "digest": blob.digest,
-            "bytes": len(blob.data),
-            "chunks": count,
-            "chunk_bytes": BLOB_CHUNK_BYTES,
-            "media": blob.media,
-        }
-        await self._store(blob.digest, MANIFEST, json.dumps(manifest, separators=(",", ":")).encode())
+            await self._store(blob.digest, str(number), chunk(blob.data, number))
+        manifest = Manifest(digest=blob.digest, bytes=len(blob.data), chunks=count, media=blob.media)
+        await self._store(blob.digest, MANIFEST, encode_manifest(manifest))
         self._stored[blob.digest] = None
         while len(self._stored) > self.REMEMBERED_MAX:
             del self._stored[next(iter(self._stored))]

@@ -101,6 +101,7 @@ class ExecutionShell:
         self._paused = False
         self._fenced: str | None = None
         self._shown: object = None
+        self._due: object = None  # what the hands were last called for
         self._log = structlog.get_logger("tether.collector").bind(
             execution=start.execution, conversation=start.conversation
         )
@@ -187,6 +188,8 @@ class ExecutionShell:
             self._process.close()
             if self._pipeline is not None:
                 self._pipeline.close()
+            if self.ended:
+                self._pipeline = None  # what is left of it is on disk: the final snapshot, the journal's summary
 
     async def _claim(self) -> bool:
         outcome = await claiming.claim(self._around.bus, self._address, self.start.claim, self._around.settings.boot)
@@ -296,6 +299,7 @@ class ExecutionShell:
         self._adopted_at = 0 if link is None else link.hello.last_record
         self._bytes_since_state = 0
         self._replayed = False
+        self._due = None
         self._pipeline = pipeline
         if base.ordinal == 0 and pipeline.next_ordinal == 2:
             self._writer.offer([(event, claiming.CLAIM_POSITION)], 0)
@@ -312,16 +316,22 @@ class ExecutionShell:
                 base, self._rebase = self._rebase, None
                 self._rebuild(base)
             await self._writer.room()
-            if self._paused or not await self._step():
+            if self._paused or not await self._step(self._told_of()):
                 await self._idle()
             else:
                 await asyncio.sleep(0)  # a flood must not starve controls and the other executions
 
-    async def _step(self) -> bool:
+    def _told_of(self) -> int | None:
+        """The last record that the keeper told of: it kicks for the next one, so nobody has to look whether there is
+        one. None where nobody tells, or where something is missing: then the reader looks for itself."""
+        link, pipeline = self._process.live, self._pipeline
+        return None if link is None or pipeline is None or pipeline.behind_log else link.last_record
+
+    async def _step(self, told: int | None = None) -> bool:
         """One read of the spool, its events to the writer; False where there was nothing."""
         pipeline = self._pipeline
         assert pipeline is not None
-        progress = pipeline.step()
+        progress = pipeline.step(told)
         if progress.inputs:
             self._notice(progress.events)
         ready: list[tuple[Event, Position]] = []
@@ -346,7 +356,10 @@ class ExecutionShell:
         for event, _ in events:
             if event.type == ev.CONTROL_RECEIPT:
                 self._on_receipt(event.body)
-        self._hands.poke()
+        due = (self._knows_past, machine.wants())
+        if due != self._due:  # else the hands know it already, and look again by themselves where they must
+            self._due = due
+            self._hands.poke()
         status = machine.status()
         if status.state != "starting":
             self._set_receipt(self.start.control, "settled", None, at_least=True)
@@ -460,11 +473,10 @@ class ExecutionShell:
         key = subjects.owner_key(self._address.tenant, self._address.workspace, self._address.conversation)
         while True:
             try:
-                entry = await Bucket(self._around.bus, subjects.OWNERS, leader=False).get(key)
+                record = await Bucket(self._around.bus, subjects.OWNERS, leader=False).record(key, OwnerRecord)
             except BusError:
                 await asyncio.sleep(OWNER_AGAIN_S)
                 continue
-            record = None if entry is None else OwnerRecord.model_validate(entry.value)
             return record is not None and record.target is not None and record.target.execution == self.start.execution
 
     def fenced(self, reason: str) -> None:
@@ -472,16 +484,20 @@ class ExecutionShell:
 
     # --- controls ---
 
+    @property
+    def _knows_past(self) -> bool:
+        """The machine has read what the spool held when the link was made: what it wants is wanted now."""
+        pipeline = self._pipeline
+        return pipeline is not None and self._rebase is None and pipeline.after >= self._adopted_at
+
     def _wants(self) -> Sequence[Want]:
         pipeline = self._pipeline
-        if pipeline is None or self._rebase is not None or pipeline.after < self._adopted_at:
-            return ()
-        return pipeline.machine.wants()
+        return () if pipeline is None or not self._knows_past else pipeline.machine.wants()
 
     def _unnoted(self) -> Sequence[tuple[str, dict[str, Any]]]:
         """Controls that are journaled and that the spool does not have."""
         pipeline = self._pipeline
-        if pipeline is None or self._rebase is not None or pipeline.after < self._adopted_at:
+        if pipeline is None or not self._knows_past:
             return ()
         return [
             (entry.control, {"control": entry.control, "verb": entry.verb, "payload": entry.payload})
@@ -518,9 +534,9 @@ class ExecutionShell:
         self._around.step("terminal_stored")
         pipeline = self._pipeline
         assert pipeline is not None
-        state = pipeline.fold.freeze()
-        at = state.ended_at or now_ms()
         snapshot = await self.snapshot()
+        state = pipeline.fold.head() if snapshot is None else snapshot.state
+        at = state.ended_at or now_ms()
         if snapshot is not None:
             write_final(self._around.settings.state_dir, snapshot, at)
         self._around.step("final_written")

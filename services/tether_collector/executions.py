@@ -7,6 +7,7 @@ accepted is found again by its control id or its execution's id.
 from __future__ import annotations
 
 import asyncio
+import gc
 import shutil
 from collections.abc import Iterator
 from typing import Final
@@ -56,6 +57,8 @@ class Executions:
             self._living.pop(shell.start.execution, None)
             self._tasks.pop(shell.start.execution, None)
             self.around.changed()
+            if not self._living:
+                gc.collect()  # nobody waits now, and the system gets back what a flood held
 
     def living(self) -> Iterator[ExecutionShell]:
         return iter(list(self._living.values()))

@@ -144,11 +144,11 @@ class LogWriter:
     async def _more(self) -> None:
         """Wait for an input; meanwhile look whether the connection is a new one."""
         self._wake.clear()
+        look = asyncio.get_running_loop().call_later(EPOCH_LOOK_S, self._wake.set)
         try:
-            async with asyncio.timeout(EPOCH_LOOK_S):
-                await self._wake.wait()
-        except TimeoutError:
-            pass
+            await self._wake.wait()
+        finally:
+            look.cancel()
         if self._bus.epoch != self._epoch and self._bus.connected:
             self._epoch = self._bus.epoch
             self._feed(Reconnected())

@@ -127,9 +127,9 @@ class Pipeline:
         """The note that closes `behind_log`."""
         return {"reason": "durability_gap", "from": self.next_ordinal, "to": self._base.ordinal}
 
-    def step(self) -> Progress:
-        """Read on, as far as one read goes."""
-        read = self._reader.read()
+    def step(self, told: int | None = None) -> Progress:
+        """Read on, as far as one read goes. `told`: the last record that a living keeper told of."""
+        read = self._reader.read(told)
         out: list[tuple[Event, Position]] = []
         for input_, record in read.inputs:
             self._renumber(input_)
@@ -147,8 +147,8 @@ class Pipeline:
     def _fresh(self, events: Sequence[tuple[Event, Position]]) -> Sequence[tuple[Event, Position]]:
         """Those beyond the base, with their ordinals as the log counts them; the others are folded."""
         if self._shift:
-            for event, _ in events:
-                event.ordinal += self._shift
+            shift = self._shift
+            events = [(Event.made(one.ordinal + shift, one.at, one.type, one.body), place) for one, place in events]
         if events[0][0].ordinal > self._base.ordinal:
             return events
         told = [event for event, _ in events if event.ordinal <= self._base.ordinal]

@@ -26,8 +26,9 @@ def _path(state_dir: Path, execution: str) -> Path:
 
 def write_final(state_dir: Path, snapshot: Snapshot, ended_at: int) -> None:
     """Idempotent: the same end gives the same content but for its time of capture."""
-    content = {"v": VERSION, "ended_at": ended_at, "snapshot": snapshot.model_dump(mode="json", exclude_none=True)}
-    write_whole(_path(state_dir, snapshot.target.execution), json.dumps(content, separators=(",", ":")).encode())
+    content = snapshot.model_dump_json(exclude_none=True)
+    data = f'{{"v":{VERSION},"ended_at":{ended_at},"snapshot":{content}}}'
+    write_whole(_path(state_dir, snapshot.target.execution), data.encode())
 
 
 def read_final(state_dir: Path, execution: str) -> Snapshot | None:

@@ -16,7 +16,7 @@ from typing import Final
 import structlog
 
 from tether import __version__
-from tether.errors import BusError
+from tether.errors import BusError, UnreadableRecordError
 from tether.kv import Bucket, Conflict
 from tether.limits import (
     DISCOVERY_BYTES_MAX,
@@ -109,8 +109,11 @@ class Registrar:
         value = self.registration().value()
         op = secrets.token_hex(8)
         if self._revision is None:
-            current = await self._bucket.get(self._key)
-            self._revision = None if current is None else current.revision
+            try:
+                current = await self._bucket.get(self._key)
+                self._revision = None if current is None else current.revision
+            except UnreadableRecordError as error:
+                self._revision = error.revision  # the key is this sandbox's own: it is replaced
         try:
             if self._revision is None:
                 entry = await self._bucket.create(self._key, value, op=op, ttl_s=REGISTRATION_TTL_S)

@@ -25,6 +25,7 @@ from tether_collector.keeper import records
 from tether_collector.spool_reader import LatestState, Line, LineJoiner, SpoolGap, SpoolReader, SpoolRecord
 
 READ_BYTES: Final = 256 * 1024  # of one step: what may wait between spool and log besides the offered events
+_STREAMS: Final = frozenset({"stdout", "stderr"})
 _STATE_READ_BYTES: Final = records.DATA_BYTES_MAX + 65535 + records.RECORD_HEADER_BYTES
 
 
@@ -53,18 +54,24 @@ class InputReader:
     def close(self) -> None:
         self._reader.close()
 
-    def read(self) -> Step:
-        batch = self._reader.read(self.after, READ_BYTES)
+    def read(self, told: int | None = None) -> Step:
+        """`told`: the last record that the keeper told of, where it will tell of more."""
+        batch = self._reader.read(self.after, READ_BYTES, told=told)
         out: list[tuple[i.Input, int]] = []
         size_bytes = 0
         if batch.gap is not None:
             out += self._gap(batch.gap)
             self.after = batch.gap.to_record
+        joiner = self._joiner
         for record in batch.records:
-            self._at_ms = record.at_us // 1000
+            self._at_ms = at_ms = record.at_us // 1000
             size_bytes += len(record.data)
-            if record.kind in ("stdout", "stderr"):
-                line = self._joiner.feed(record)
+            if record.kind in _STREAMS:
+                if joiner.is_line(record):
+                    stream = cast(i.Stream, record.kind)
+                    out.append((i.OutputLine(at_ms, stream, record.data, len(record.data)), record.number))
+                    continue
+                line = joiner.feed(record)
                 if line is not None:
                     out.append((_output(line), record.number))
             else:

@@ -22,7 +22,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from tether_collector.keeper import records
 
@@ -39,8 +39,7 @@ _KNOWN_META: dict[bytes, Mapping[str, object]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class SpoolRecord:
+class SpoolRecord(NamedTuple):
     """One input of the execution, as the keeper recorded it. `at_us` is the arrival in unix microseconds."""
 
     number: int
@@ -112,8 +111,11 @@ class SpoolReader:
             os.close(self._segment.fd)
             self._segment = None
 
-    def read(self, after_record: int, max_bytes: int = READ_BYTES_MIN) -> SpoolBatch:
-        """The records after `after_record`, at least one if there is one, about `max_bytes` at most."""
+    def read(self, after_record: int, max_bytes: int = READ_BYTES_MIN, *, told: int | None = None) -> SpoolBatch:
+        """The records after `after_record`, at least one if there is one, about `max_bytes` at most.
+
+        `told`: the last record that there is, from whoever writes and will tell of the next: once it was read, nothing
+        looks for more, neither in the segment nor for later ones."""
         gap, self._held_gap = self._held_gap, None
         wanted = after_record + 1
         if not (gap.from_record <= wanted <= gap.to_record + 1 if gap else wanted == self._next):
@@ -125,6 +127,8 @@ class SpoolReader:
         out: list[SpoolRecord] = []
         size = 0
         while size < max_bytes or not out:
+            if told is not None and self._next > told:
+                return SpoolBatch(tuple(out), gap, True, False)
             item = self._advance(max_bytes - size)
             if isinstance(item, _End):
                 return SpoolBatch(tuple(out), gap, True, item.torn)
@@ -138,7 +142,7 @@ class SpoolReader:
             # A position inside a segment is found by reading it from its start.
             kept = [r for r in item if r.number >= wanted] if item and item[0].number < wanted else item
             out += kept
-            size += sum(len(record.data) + records.RECORD_HEADER_BYTES for record in kept)
+            size += sum([len(record.data) for record in kept]) + len(kept) * records.RECORD_HEADER_BYTES
         return SpoolBatch(tuple(out), gap, False, False)
 
     def latest_state(self) -> LatestState | None:
@@ -332,6 +336,10 @@ class LineJoiner:
         self._line_bytes_max = line_bytes_max
         self._open: dict[str, _Parts] = {}
         self._after_gap: set[str] = set()
+
+    def is_line(self, record: SpoolRecord) -> bool:
+        """Whether this record is a whole line, and nothing that came before has to do with it: `feed` may be spared."""
+        return record.meta is _NO_META and not self._open and not self._after_gap
 
     def feed(self, record: SpoolRecord) -> Line | None:
         """The line that this record completes; None for other kinds and for chunks whose rest follows."""

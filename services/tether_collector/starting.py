@@ -114,12 +114,12 @@ class Starter:
         for _ in range(OWNER_READS_MAX):
             try:
                 entry = await bucket.get(key)
+                record = None if entry is None else bucket.parse(entry, OwnerRecord)
             except BusError as error:
                 raise ProblemError(
                     problem(Code.RUNTIME_UNAVAILABLE, f"the owner record cannot be read: {error.detail}")
                 ) from error
-            if entry is not None and entry.revision >= command.owner_revision:
-                record = OwnerRecord.model_validate(entry.value)
+            if entry is not None and record is not None and entry.revision >= command.owner_revision:
                 named = record.target is not None and record.target.execution == target.execution
                 if named and record.state in ("starting", "running"):
                     return

@@ -86,7 +86,7 @@ class Follower:
     async def _follow_live(self) -> None:
         while True:
             try:
-                subscription = await self._bus.live(LIVE_ALL, buffer_bytes_max=LIVE_BUFFER_BYTES_MAX)
+                subscription = await self._bus.live(LIVE_ALL, buffer_bytes_max=LIVE_BUFFER_BYTES_MAX, keep=is_hint)
                 try:
                     await self._bus.barrier()
                     self._sweep_due.set()
@@ -117,8 +117,6 @@ class Follower:
                 return
 
     def _hint(self, message: LiveMessage) -> None:
-        if not is_hint(message.data):
-            return
         try:
             address = parse_event(message.subject)
         except InvalidError:

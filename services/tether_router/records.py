@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pydantic import ValidationError
 
 from tether import subjects
-from tether.errors import InvalidError
+from tether.errors import InvalidError, UnreadableRecordError
 from tether.kv import Bucket, Conflict, Entry
 from tether.owner import OwnerRecord
 from tether.ports import Bus, StoredMessage
@@ -61,7 +61,7 @@ class Records:
     async def _get(self, bucket: Bucket, key: str) -> Entry | None:
         try:
             return await bucket.get(key)
-        except (ValueError, RecursionError):
+        except UnreadableRecordError:
             raise InvalidError(f"{bucket.name}/{key}", "must hold a JSON object") from None
 
     async def owner(self, key: str) -> OwnerEntry:

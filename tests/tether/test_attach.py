@@ -386,3 +386,42 @@ def test_a_buffer_over_its_bound_is_thrown_away_and_the_log_read_again() -> None
     assert shell.machine._buffered_bytes <= 400
     shell.run()
     assert reader.got == everything(stream)
+
+
+@pytest.mark.parametrize(
+    "rubbish", [b"", b"\xff no frame", b'{"v":2}', b'{"v":1,"first":3,"last":2,"pos":{},"events":[]}']
+)
+@pytest.mark.parametrize("live", [False, True])
+def test_a_message_that_nobody_can_read_ends_no_reader_and_shows_as_a_gap(rubbish: bytes, live: bool) -> None:
+    stream, reader = Stream(), Reader()
+    shell = Shell(stream, reader)
+    if live:
+        shell.run()
+    shell.published(stream.publish("e1", 2))
+    shell.published(stream._store("e1", rubbish))  # in the place of ordinals 3 and 4
+    stream.ordinals["e1"] += 2
+    shell.published(stream._store("_", rubbish))
+    shell.published(stream.publish("e1", 2))
+    shell.published(stream._store("e1", rubbish))  # in nothing's place
+    shell.published(stream.publish("e1", 1))
+    shell.published(stream.note())
+    shell.run()
+    assert reader.got == {"e1": [4, 5, 6, 7]}
+    assert [(gap.first, gap.last) for gap in reader.gaps] == [(3, 4)]
+    assert reader.notes == ["n1"]
+    assert reader.cursor.sequence == stream.sequence
+    assert shell.machine.live
+
+
+def test_a_lost_copy_before_one_that_nobody_can_read_is_fetched() -> None:
+    stream, reader = Stream(), Reader()
+    shell = Shell(stream, reader)
+    shell.published(stream.publish("e1", 2))
+    shell.run()
+    shell.lose_live = 1.0
+    shell.published(stream.publish("e1", 3))
+    shell.lose_live = 0.0
+    shell.published(stream._store("e1", b"rubbish"))
+    shell.run()
+    assert reader.got == everything(stream)
+    assert not reader.gaps

@@ -40,7 +40,7 @@ def frames_of(events: list[Event], sizes: list[int]) -> list[Frame]:
     frames = []
     turn = 0
     while waiting:
-        frame, taken = cut(waiting, events_max=sizes[turn % len(sizes)])
+        frame, taken, _ = cut(waiting, events_max=sizes[turn % len(sizes)])
         frames.append(frame)
         waiting = waiting[taken:]
         turn += 1
@@ -109,6 +109,28 @@ def test_a_hole_changes_nothing_and_names_itself(events: list[Event]) -> None:
     late = events[-1].model_copy(update={"ordinal": 7_000})
     assert builder.apply(late) is Applied.HOLE
     assert builder.freeze() == before
+
+
+RUBBISH = st.sampled_from([None, True, -3, 0, 5, "", "ab", [1, 2], {"x": 1}])
+FIELDS = ("segment", "text", "offset", "parent", "tool", "status", "blob", "chars", "interaction", "kind", "outcome")
+
+
+@given(logs(), st.data())
+def test_bodies_that_lie_stop_no_reader_and_change_no_state_that_was_given_out(
+    events: list[Event], data: st.DataObject
+) -> None:
+    builder = ExecutionFold()
+    given_out: list[tuple[ExecutionState, str]] = []
+    for event in events:
+        lies = data.draw(st.dictionaries(st.sampled_from(FIELDS), RUBBISH, max_size=2), label="lies")
+        kind = data.draw(st.sampled_from([event.type, event.type, ev.TEXT_DELTA, ev.TOOL_PROGRESS]), label="type")
+        lying = event.model_copy(update={"body": {**event.body, **lies}, "type": kind})
+        assert builder.apply(lying) is Applied.APPLIED
+        state = builder.freeze()
+        given_out.append((state, state.model_dump_json()))
+    for state, before in given_out:
+        assert state.model_dump_json() == before
+    assert list(map(builder.item, builder.keys())) == builder.freeze().items
 
 
 def event(ordinal: int, kind: str, /, **body: object) -> Event:

@@ -226,7 +226,7 @@ def offered(events: list[Event]) -> Offered:
 
 
 def stored(events: list[Event], sequence: int) -> StoredMessage:
-    frame, _ = cut([(event, position(event)) for event in events])
+    frame, _, _ = cut([(event, position(event)) for event in events])
     return StoredMessage(ADDRESS.subject, sequence, sequence * 10, encode(frame))
 
 
@@ -295,6 +295,33 @@ def test_another_writers_frame_fences_for_good() -> None:
     assert writer.apply(Reconnected()) == []
 
 
+@pytest.mark.parametrize(
+    "data", [b"", b"\xff no frame", b'{"v":1,"first":2,"last":1,"pos":{"record":0,"index":0},"events":[]}']
+)
+@pytest.mark.parametrize("told", [False, True])
+def test_what_is_no_frame_is_another_writers(data: bytes, told: bool) -> None:
+    if told:
+        writer = ready_writer(some(1))
+        writer.apply(offered(some(1, 2)))
+        writer.apply(WrongLast(12))
+    else:
+        writer = FrameWriter(ADDRESS)
+        writer.start()
+    (fenced,) = writer.apply(LastRead(StoredMessage(ADDRESS.subject, 12, 120, data)))
+    assert isinstance(fenced, Fenced)
+    assert writer.apply(offered(some(1, 3))) == []
+
+
+@pytest.mark.parametrize("body", [{}, {"text": "01"}, {"text": 7, "offset": 0}, {"text": "01", "offset": "0"}])
+def test_a_merged_delta_that_lies_agrees_with_nothing(body: dict[str, object]) -> None:
+    ours = [
+        Event(ordinal=n + 1, at=n, type=ev.TEXT_DELTA, body={"segment": "s", "text": f"{n}", "offset": n})
+        for n in range(2)
+    ]
+    theirs = Event(ordinal=1, last=2, at=0, type=ev.TEXT_DELTA, body=dict(body))
+    assert not agrees(Frame(first=1, last=2, pos=Position(record=1, index=0), events=[theirs]), ours)
+
+
 def test_a_terminal_in_the_log_fences() -> None:
     end = [Event(ordinal=1, at=1, type=ev.EXECUTION_ENDED, body={"outcome": "never_started"})]
     writer = FrameWriter(ADDRESS)
@@ -330,7 +357,7 @@ def test_agreement_sees_through_merging_and_refuses_other_text() -> None:
         Event(ordinal=n + 1, at=n, type=ev.TEXT_DELTA, body={"segment": "s", "text": f"{n}", "offset": n})
         for n in range(6)
     ]
-    frame, _ = cut([(event, position(event)) for event in deltas])
+    frame, _, _ = cut([(event, position(event)) for event in deltas])
     assert agrees(frame, deltas)
     assert agrees(frame, deltas[:3])
     other = [*deltas[:3], deltas[3].model_copy(update={"body": {"segment": "s", "text": "X", "offset": 3}})]

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from support_backend import Backend, Log, ended, event, running_backend, text_delta
+from tether import asking, subjects
 from tether import events as ev
-from tether import subjects
 from tether.control import ControlReply, ControlRequest, decode_request
 from tether.errors import Code, problem
 from tether.fold import ExecutionFold
@@ -21,7 +21,6 @@ from tether.ports import Message
 from tether.sandbox import CAN_SNAPSHOT, Registration, SandboxRecord
 from tether.snapshot import Watermark, take
 from tether.testing import MemoryBus, MemoryServer
-from tether_backend import runtime as runtime_module
 
 TENANT = "acme"
 Answer = Callable[[ControlRequest], ControlReply]
@@ -86,7 +85,7 @@ async def test_a_lost_reply_is_unknown_and_nothing_is_sent_again(
     world: tuple[MemoryBus, Backend, Log], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bus, backend, log = world
-    monkeypatch.setattr(runtime_module, "CONTROL_REPLY_S", 0.1)
+    monkeypatch.setattr(asking, "CONTROL_REPLY_S", 0.1)
     silent: list[Message] = []
 
     async def nothing(message: Message) -> bytes | None:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -130,6 +131,10 @@ async def test_killing_the_set_ends_its_services_and_the_next_one_goes_on_with_t
         return not any(is_running(child) for child in first.children.values())
 
     await eventually(services_gone, "the end of the services")
+    told = tether("ps", data=data)
+    assert told.returncode == 3
+    assert "was killed" in told.stderr and "tether down" in told.stderr
+    assert "was killed" in tether("doctor", data=data).stdout
     assert is_running(collector), "a sandbox outlives its set"
     async with Http(up(data)) as http:
         assert collector_of(data) == collector
@@ -163,6 +168,17 @@ def test_a_set_that_cannot_start_detached_says_why(data: Path, tmp_path: Path) -
     done = tether("up", "--detach", "--agents-file", str(agents), data=data)
     assert done.returncode == 1, done.stderr
     assert "/nowhere/key" in done.stderr
+    assert processes_of(data) == []
+
+
+@pytest.mark.parametrize("how", [("--detach",), ()])
+def test_a_port_that_is_taken_is_said_in_one_line_before_anything_starts(data: Path, how: tuple[str, ...]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        done = tether("up", *how, "--port", str(port), data=data)
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert f"port {port}" in done.stderr and "--port" in done.stderr
     assert processes_of(data) == []
 
 
@@ -210,7 +226,14 @@ def test_a_command_that_needs_a_set_ends_with_3_where_none_is_up(data: Path, arg
 
 @pytest.mark.parametrize(
     "arguments",
-    [("up", "--port", "70000"), ("up", "--log-format", "xml"), ("nosuch",), ("up", "--agents-file", "/nowhere.toml")],
+    [
+        ("up", "--port", "70000"),
+        ("up", "--log-format", "xml"),
+        ("nosuch",),
+        ("up", "--agents-file", "/nowhere.toml"),
+        ("up", "--detach", "--agents-file", "/nowhere.toml"),
+        ("up", "--agents-dir", "/nowhere"),
+    ],
 )
 def test_wrong_usage_ends_with_2_and_no_traceback(data: Path, arguments: tuple[str, ...]) -> None:
     done = tether(*arguments, data=data)
@@ -252,3 +275,13 @@ def test_a_damaged_state_file_is_no_set_and_does_not_hinder_the_next(data: Path)
         assert state.running(data) is None
     assert tether("down", data=data).returncode == 0
     up(data)
+
+
+@pytest.mark.parametrize("missing", ["typer", "httpx2"])
+def test_a_command_without_its_extra_says_which_one_to_install(tmp_path: Path, missing: str) -> None:
+    code = f"import sys; sys.modules[{missing!r}] = None; sys.argv = ['tether', 'ps']; "
+    code += "from tether_cli.__main__ import main; main()"
+    env = {**os.environ, "TETHER_CLI_DATA": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-P", "-c", code], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == f"tether: {missing} is not installed; the command needs the extra: tether[cli]\n"

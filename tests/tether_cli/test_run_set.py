@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,13 @@ def test_a_reason_typed_at_an_approval_denies_with_it(up: TetherSet) -> None:
     assert "failed (not on my disk)" in text
 
 
+def test_what_was_typed_before_the_question_is_no_answer_to_it(up: TetherSet) -> None:
+    arguments = ["run", "!say begun\n!sleep 1\n!ask remove\n!say after", "--agent", "scripted"]
+    code, text = on_tty(up, arguments, [("begun", "y\n"), ("allow remove", "not yet\n")])
+    assert code == 0
+    assert "failed (not yet)" in text
+
+
 def test_a_question_is_answered_by_number_on_a_terminal(up: TetherSet) -> None:
     arguments = ["run", "!question Colour? | red | blue", "--agent", "scripted"]
     code, text = on_tty(up, arguments, [("a number", "2\n")])
@@ -128,6 +136,41 @@ def test_the_second_ctrl_c_detaches_and_the_printed_line_comes_back(up: TetherSe
     back = on_terminal([*up.command()[:3], *arguments], environment(up.home), [])
     assert back[0] == 1  # stopped is no success
     assert "[response] stopped" in back[1]
+
+
+def test_an_execution_that_has_ended_is_told_as_such_by_stop(up: TetherSet) -> None:
+    _, execution = ids_of(scripted(up, "!say done").stderr)
+    told = up.tether("stop", execution)
+    assert told.returncode == 1
+    assert f"{execution} has ended (completed)" in told.stderr
+
+
+def test_a_prompt_into_a_running_execution_is_told_as_said_into_it(up: TetherSet) -> None:
+    told: list[str] = []
+
+    def elsewhere() -> str:
+        command = up.command("run", "!say more", "--agent", "scripted", "--conversation", "joined")
+        with subprocess.Popen(
+            command,
+            env=environment(up.home),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as joining:
+            assert joining.stderr is not None
+            told.extend([joining.stderr.readline(), joining.stderr.readline()])
+            answer = shlex.split(told[1].partition("answer: ")[2].removesuffix("allow|deny\n"))
+            assert up.tether(*answer[1:4], "allow").returncode == 0
+            joining.communicate(timeout=60)
+        assert joining.returncode == 0
+        return ""
+
+    arguments = ["run", "!ask remove\n!say after", "--agent", "scripted", "--conversation", "joined"]
+    code, text = on_tty(up, arguments, [("allow remove", elsewhere)])
+    assert re.fullmatch(r"an execution runs there \(exe_\w+\): this was said into it\n", told[0])
+    assert code == 0
+    assert "after" in text
 
 
 def test_a_conversation_is_shown_listed_attached_and_logged_afterwards(up: TetherSet) -> None:
@@ -188,10 +231,10 @@ def test_a_waiting_approval_is_answered_from_another_terminal(up: TetherSet) -> 
         (["run", "x", "--agent", "Not An Agent"], 2, "no agent's name"),
         (["run", "x", "--conversation", "a b"], 2, "--conversation must be"),
         (["run", "x", "--workspace", "/nonexistent-directory"], 2, "is not a directory"),
-        (["show", "nothing-here"], 2, "NOT_FOUND"),
+        (["show", "nothing-here"], 2, "neither a conversation nor an execution"),
         (["attach", "nothing-here"], 2, "there is no conversation"),
         (["attach", "../x"], 2, "must be 1 to 64"),
-        (["logs", "exe_none"], 2, "NOT_FOUND"),
+        (["logs", "exe_none"], 2, "exe_none is no execution"),
         (["stop", "nothing-here"], 2, "neither an execution nor a conversation"),
         (["say", "nothing-here", "x"], 1, "SESSION_STREAM_NOT_ACTIVE"),
         (["answer", "nothing-here", "x"], 2, "give allow, deny or --choose"),
@@ -212,8 +255,8 @@ def test_with_json_an_error_is_an_object_on_stderr(up: TetherSet) -> None:
     done = up.tether("show", "nothing-here", "--json")
     assert done.stdout == ""
     assert json.loads(done.stderr)["error"] == {
-        "message": "NOT_FOUND: execution: there is none of this id",
-        "remedy": "`tether ps --all` lists what there is",
+        "message": "nothing-here is neither a conversation nor an execution",
+        "remedy": "`tether ps --all` lists executions and their conversations",
         "code": "NOT_FOUND",
         "exit_code": 2,
     }

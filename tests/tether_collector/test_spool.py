@@ -83,6 +83,32 @@ def test_a_spool_cut_at_any_byte_gives_its_whole_records_and_says_torn(folder: P
         spool_reader.close()
 
 
+def test_a_reader_that_was_told_the_last_record_looks_for_no_more_until_it_is_told_again(
+    folder: Path, reader: SpoolReader
+) -> None:
+    spool = writer(folder)
+    put(spool, b"one", b"two")
+    assert numbers(reader.read(0, told=2).records) == [1, 2]
+    put(spool, b"three")
+    assert reader.read(2, told=2).records == ()
+    assert numbers(reader.read(2, told=3).records) == [3]
+    put(spool, b"four")
+    assert numbers(reader.read(3).records) == [4]
+
+
+def test_what_is_damaged_is_told_as_a_gap_also_to_a_reader_that_was_told_the_last_record(folder: Path) -> None:
+    spool = writer(folder)
+    put(spool, b"one", b"the damaged one", b"three")
+    path = segments(folder)[0]
+    path.write_bytes(path.read_bytes().replace(b"damaged", b"DAMAGED"))
+    spool_reader = SpoolReader(folder)
+    first = spool_reader.read(0, told=3)
+    again = spool_reader.read(1, told=3)
+    assert numbers(first.records) == [1]
+    assert again.gap == SpoolGap(2, 2, "corrupt") and numbers(again.records) == [3]
+    spool_reader.close()
+
+
 def test_a_reader_follows_a_record_that_grows_byte_by_byte(folder: Path, reader: SpoolReader) -> None:
     spool = writer(folder)
     put(spool, b"first", b"second line")

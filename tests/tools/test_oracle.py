@@ -324,3 +324,41 @@ def test_processes_with_the_same_pid_in_other_namespaces_have_files_of_their_own
         recorder.record("start", {"session": "s", "pid": record["pid"]})
         assert recorder.name == expected
     assert len(load_truth(agent.truth).of_session("s")) == 3
+
+
+@pytest.mark.parametrize(("outcome", "clean"), [("cancelled", True), ("denied", False)])
+def test_what_an_agent_denies_at_the_end_of_stdin_was_answered_by_nobody(
+    tmp_path: Path, outcome: str, clean: bool
+) -> None:
+    _, agent = run_script(tmp_path, "!ask deploy")  # its stdin ends with nobody having answered
+    found = load_truth(agent.truth)
+    [ask] = [line.message for line in found.processes[0].printed if line.message and line.message["type"] == "ask"]
+    event = {"type": "interaction.resolved", "body": {"interaction": ask["request"], "outcome": outcome}}
+    verdict = judge(found, [fact_of_event(event)], kinds=frozenset({"interaction.resolved"}))
+    assert verdict.is_clean is clean
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_what_was_left_open_may_be_closed_in_any_order_but_not_before_it_began(
+    tmp_path: Path, order: tuple[int, int]
+) -> None:
+    with scripted(tmp_path) as agent:
+        agent.prompt("!background 60\n!tool work 60000")
+        agent.until("tool.start")
+        agent.process.send_signal(signal.SIGTERM)
+        agent.process.wait(10)
+    found = load_truth(agent.truth)
+    printed = [line.message for line in found.processes[0].printed if line.message is not None]
+    job, tool = (next(m["id"] for m in printed if m["type"] == kind) for kind in ("background", "tool.start"))
+    begun = [
+        {"type": "background", "body": {"id": job, "state": "started"}},
+        {"type": "tool.started", "body": {"tool": tool, "name": "work"}},
+    ]
+    closed = [
+        {"type": "background", "body": {"id": job, "state": "completed"}},
+        {"type": "tool.completed", "body": {"tool": tool, "status": "interrupted"}},
+    ]
+    kinds = frozenset({"background", "tool.started", "tool.completed"})
+    in_order = [fact_of_event(event) for event in [*begun, *(closed[index] for index in order)]]
+    assert judge(found, in_order, kinds=kinds).is_clean
+    assert judge(found, in_order[::-1], kinds=kinds).out_of_order

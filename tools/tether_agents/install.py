@@ -160,6 +160,9 @@ def _explain(pin: Pin, stderr: str) -> InstallFailure:
     network = [code for code in codes if code in _NETWORK_CODES]
     if network:
         message = f"npm cannot reach its registry for {pin.package} ({network[0]})"
+        if "CERT" in network[0]:
+            remedy = "name the certificate of your proxy or registry in NODE_EXTRA_CA_CERTS"
+            return InstallFailure(f"{message}; {remedy}", EXIT_UNREACHABLE)
         return InstallFailure(f"{message}; check the network and `npm config get registry`", EXIT_UNREACHABLE)
     if "E404" in codes or "ETARGET" in codes:
         message = f"the registry of npm does not have {pin.package}@{pin.version}"

@@ -74,7 +74,7 @@ def made_execution(tenant: str, conversation: str, events: int) -> MadeExecution
         taken = log[first - 1 : first - 1 + FRAME_EVENTS_MAX]
         last = first + len(taken) - 1
         pos = Position(record=last, index=0)
-        head = f'{{"v":1,"first":{first},"last":{last},"pos":{pos.model_dump_json()},"events":['
+        head = f'{{"v":1,"first":{first},"last":{last},"pos":{{"record":{pos.record},"index":{pos.index}}},"events":['
         data = f"{head}{','.join(taken)}]}}".encode()
         frame = Frame(first=first, last=last, pos=pos, events=[])
         frames.append((data, message_id(address, frame, data)))

@@ -5,12 +5,16 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import logging
 import os
 import platform
 import shutil
+import signal
 import sys
 import tempfile
 from pathlib import Path
+
+import structlog
 
 from tether_chaos.plan import SERVICES, draw
 from tether_chaos.round import Result, Round
@@ -100,6 +104,9 @@ def report(results: list[Result]) -> bool:
 
 def main() -> int:
     options = arguments()
+    # What a client says when its server is killed is expected here.
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getpid(), signal.SIGINT))  # ends a round's set in order
     results: list[Result] = []
     try:
         for seed in range(options.seed, options.seed + options.rounds):
@@ -108,6 +115,8 @@ def main() -> int:
     except CliError as error:
         print(f"chaos: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        return 130
     clean = report(results)
     print("chaos: nothing lost, nothing doubled, nothing ran twice" if clean else "chaos: FAILED")
     return 0 if clean else 1

@@ -15,13 +15,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tether.events import EXECUTION_ENDED, RESPONSE_ENDED, ConversationEvent, Event
+from tether.events import EXECUTION_ENDED, RESPONSE_ENDED, SESSION_BOUND, USAGE, ConversationEvent, Event
 from tether_chaos.load import Outcome
 from tether_chaos.readers import Got
-from tether_oracle import COMPLETED_KINDS, Truth, fact_of_event, judge
+from tether_collector.launching import derived_uuid
+from tether_oracle import KINDS, Truth, fact_of_event, judge
 from tether_oracle.truth import ProcessTruth
 
 _DETAILS_MAX = 8
+_PROJECTED = frozenset({"text.completed", "tool.completed"})
 _ABORTED = frozenset({"stopped", "cancelled", "never_started", "lost", "failed"})
 
 
@@ -88,26 +90,76 @@ def reader_faults(got: Got, log: Log) -> list[str]:
     return faults
 
 
-def agent_faults(who: str, truth: Truth, processes: Sequence[ProcessTruth], events: Iterable[Any]) -> list[str]:
-    facts = (fact_of_event(event) for event in events)
-    verdict = judge(truth, facts, processes=processes)
-    if verdict.is_clean:
-        return []
-    return [f"{who} against the agents: {verdict}", *(f"    {line}" for line in verdict.details[:_DETAILS_MAX])]
+def agent_faults(who: str, truth: Truth, found: Found, executions: Mapping[str, Sequence[Event]]) -> list[str]:
+    """Execution by execution: a resumed session prints its name again, and segments count anew in each process."""
+    faults = []
+    for execution, processes in found.items():
+        events = [{"type": event.type, "body": event.body} for event in executions.get(execution, ())]
+        faults += _compared(f"{who}: {execution}", truth, processes, events, KINDS)
+    return faults
 
 
-def projection_faults(who: str, truth: Truth, processes: Sequence[ProcessTruth], events: Iterable[Any]) -> list[str]:
-    kinds = COMPLETED_KINDS - {"turn.completed"}
+def _compared(
+    who: str, truth: Truth, processes: Sequence[ProcessTruth], events: Sequence[Any], kinds: frozenset[str]
+) -> list[str]:
     verdict = judge(truth, (fact_of_event(event) for event in events), processes=processes, kinds=kinds)
     if verdict.is_clean:
         return []
-    return [f"{who} against the agents: {verdict}", *(f"    {line}" for line in verdict.details[:_DETAILS_MAX])]
+    return [f"{who}, against its agent: {verdict}", *(f"    {line}" for line in verdict.details[:_DETAILS_MAX])]
 
 
-def processes_of(truth: Truth, log: Log) -> list[ProcessTruth]:
-    """By the sessions that the log names."""
-    sessions = {fact["body"]["native_session"] for fact in log.facts() if fact["type"] == "session.bound"}
-    return [process for process in truth.processes if process.session in sessions]
+def settled_of_item(item: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """A projected item as the event that settled it; nothing for what is open, or is no text and no tool."""
+    match item["kind"], item.get("state"):
+        case "text", "completed" | "partial":
+            body = {"segment": item["id"], "text": item["text"], "blob": item.get("blob")}
+            return [{"type": "text.completed", "body": body}]
+        case "tool", "ok" | "error" | "interrupted":
+            return [{"type": "tool.completed", "body": {"tool": item["id"], "status": item["state"]}}]
+        case _:
+            return []
+
+
+def projection_faults(
+    who: str, truth: Truth, found: Found, items: Mapping[str, Sequence[Any]], usage: Sequence[Any], log: Log
+) -> list[str]:
+    """Settled texts and tools in order; usage of each turn once."""
+    faults = []
+    for execution, processes in found.items():
+        faults += _compared(f"{who}: {execution}", truth, processes, items.get(execution, ()), _PROJECTED)
+    wanted = Counter(_usage(fact["body"]) for fact in log.facts() if fact["type"] == USAGE)
+    had = Counter(_usage(entry) for entry in usage)
+    if wanted != had:
+        faults.append(f"{who}: usage lost {dict(wanted - had)}, doubled {dict(had - wanted)}")
+    return faults
+
+
+def _usage(body: Mapping[str, Any]) -> tuple[str, int, int]:
+    return str(body["turn"]), int(body["input_tokens"]), int(body["output_tokens"])
+
+
+Found = Mapping[str, Sequence[ProcessTruth]]
+
+
+def processes_of(truth: Truth, log: Log) -> dict[str, list[ProcessTruth]]:
+    """By execution: its prompt's id is derived from it. What has no prompt goes to the session's execution without one.
+    An execution that no agent was started for has none."""
+    by_prompt = {prompt: process for process in truth.processes for prompt in process.prompts()[:1]}
+    found: dict[str, list[ProcessTruth]] = {}
+    for execution in log.executions:
+        process = by_prompt.get(derived_uuid(execution, "prompt"))
+        found[execution] = [] if process is None else [process]
+    sessions = {
+        event.body["native_session"]: execution
+        for execution in log.executions
+        if not found[execution]
+        for event in log.executions[execution]
+        if event.type == SESSION_BOUND
+    }
+    for process in truth.processes:
+        if not process.prompts() and process.session in sessions:
+            found[sessions[process.session]].append(process)
+    return found
 
 
 def overlap_faults(name: str, processes: Sequence[ProcessTruth]) -> list[str]:

@@ -14,7 +14,6 @@ from tether import events as ev
 from tether.client import Answer, Submission
 from tether.client.items import CaughtUp, ExecutionItem
 from tether.errors import BusError, Code, ProblemError
-from tether.events import EXECUTION_ENDED
 from tether_chaos.plan import ConversationPlan, Over, PromptPlan
 
 T = TypeVar("T")
@@ -158,24 +157,24 @@ class Talk:
         pending: dict[str, str] = {}
         asked: set[str] = set()
         caught_up = False
-        async with asyncio.TaskGroup() as group:
-            async with contextlib.aclosing(self._clients.nats.follow(self.plan.name)) as items:
-                async for item in items:
-                    match item:
-                        case ExecutionItem(type=ev.INTERACTION_REQUESTED):
-                            pending[str(item.event.body["interaction"])] = item.execution
-                        case ExecutionItem(type=ev.INTERACTION_RESOLVED):
-                            pending.pop(str(item.event.body["interaction"]), None)
-                        case ExecutionItem():
-                            await self._note(item.execution, over=item.type == ev.EXECUTION_ENDED)
-                        case CaughtUp():
-                            caught_up = True
-                        case _:
-                            pass
-                    for interaction, execution in pending.items() if caught_up else ():
-                        if interaction not in asked:
-                            asked.add(interaction)
-                            group.create_task(self._answer_one(interaction, execution), name=f"answer-{interaction}")
+        following = self._clients.nats.follow(self.plan.name)
+        async with asyncio.TaskGroup() as group, contextlib.aclosing(following) as items:
+            async for item in items:
+                match item:
+                    case ExecutionItem(type=ev.INTERACTION_REQUESTED):
+                        pending[str(item.event.body["interaction"])] = item.execution
+                    case ExecutionItem(type=ev.INTERACTION_RESOLVED):
+                        pending.pop(str(item.event.body["interaction"]), None)
+                    case ExecutionItem():
+                        await self._note(item.execution, over=item.type == ev.EXECUTION_ENDED)
+                    case CaughtUp():
+                        caught_up = True
+                    case _:
+                        pass
+                for interaction, execution in pending.items() if caught_up else ():
+                    if interaction not in asked:
+                        asked.add(interaction)
+                        group.create_task(self._answer_one(interaction, execution), name=f"answer-{interaction}")
 
     async def _note(self, execution: str, *, over: bool) -> None:
         if over or execution not in self._ended:

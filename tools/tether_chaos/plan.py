@@ -9,8 +9,10 @@ from typing import Final, Literal
 Over = Literal["http", "nats"]
 Fate = Literal["run", "interrupt", "stop"]
 SERVICES: Final = ("router", "agent", "backend", "collector", "nats")
+ALL: Final = "everything"  # all that may be hit, at once
 _FREEZE_LONG_S: Final = 16.0  # longer than each lease lives
 _LONG_SHARE: Final = 0.08
+_ALL_SHARE: Final = 0.08
 _RACE_SHARE: Final = 0.35
 _TWICE_SHARE: Final = 0.3
 _CUT_SHARE: Final = 0.12
@@ -43,7 +45,8 @@ class ConversationPlan:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """After a pause of `after_s`. `freeze_s` None: SIGKILL; else SIGSTOP for so long. `pick` chooses among several."""
+    """After a pause of `after_s`. `freeze_s` None: SIGKILL; else SIGSTOP for so long. `pick` chooses among several;
+    `service` may be ALL."""
 
     after_s: float
     service: str
@@ -62,19 +65,20 @@ class Plan:
     seed: int
     conversations: tuple[ConversationPlan, ...]
     faults: tuple[Fault, ...]
+    services: tuple[str, ...]
 
 
 def draw(seed: int, *, conversations: int, workspaces: int, seconds: float, services: tuple[str, ...]) -> Plan:
     """The same arguments draw the same plan."""
     rng = random.Random(seed)
     drawn = [_conversation(rng, number, number % workspaces, seconds) for number in range(conversations)]
-    return Plan(seed, tuple(drawn), tuple(_faults(rng, seconds, services)))
+    return Plan(seed, tuple(drawn), tuple(_faults(rng, seconds, services)), services)
 
 
 def _conversation(rng: random.Random, number: int, workspace: int, seconds: float) -> ConversationPlan:
     name = f"c{number}"
     turns: list[tuple[PromptPlan, ...]] = []
-    for turn in range(max(2, int(seconds / 5))):
+    for turn in range(max(2, int(seconds / 2))):
         racers = rng.randint(2, 4) if rng.random() < _RACE_SHARE else 1
         turns.append(tuple(_prompt(rng, f"{name}-{turn}-{racer}") for racer in range(racers)))
     return ConversationPlan(name, f"w{workspace}", tuple(turns))
@@ -124,12 +128,13 @@ def _faults(rng: random.Random, seconds: float, services: tuple[str, ...]) -> li
     faults: list[Fault] = []
     at = 0.0
     while services:
-        pause = rng.uniform(0.2, 2.5)
+        pause = rng.uniform(0.05, 2.0)
         at += pause
         if at > seconds:
             break
         freeze: float | None = None
         if rng.random() < 0.35:
             freeze = _FREEZE_LONG_S if rng.random() < _LONG_SHARE else rng.uniform(0.3, 4.0)
-        faults.append(Fault(pause, rng.choice(services), freeze, rng.random()))
+        service = ALL if rng.random() < _ALL_SHARE else rng.choice(services)
+        faults.append(Fault(pause, service, freeze, rng.random()))
     return faults

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import random
 from dataclasses import dataclass, field
-from typing import Any
 
 from tether import Client
 from tether.client.items import ConversationItem, ExecutionItem, GapItem, Item, PositionChanged, SnapshotItem
@@ -21,7 +20,6 @@ class Got:
     name: str
     executions: dict[str, list[Event]] = field(default_factory=dict)
     conversation: list[str] = field(default_factory=list)
-    order: list[dict[str, Any]] = field(default_factory=list)
     trouble: list[str] = field(default_factory=list)
     breaks: int = 0
     cursor: str | None = None
@@ -31,7 +29,6 @@ class Got:
         match item:
             case ExecutionItem():
                 self.executions.setdefault(item.execution, []).append(item.event)
-                self.order.append({"type": item.type, "body": item.event.body, "execution": item.execution})
             case ConversationItem():
                 self.conversation.append(item.event.id)
             case GapItem() | SnapshotItem() | PositionChanged():

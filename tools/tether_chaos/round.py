@@ -28,7 +28,6 @@ from tether_chaos.plan import Plan
 from tether_chaos.readers import Got, read_on
 from tether_cli.set import ServiceSet, SetOptions
 from tether_cli.state import SetState
-from tether_demo.__main__ import events_of_item
 from tether_oracle import load_truth
 
 SETTLE_S: Final = 120.0  # after the last fault: everything that was begun is over, or it never will be
@@ -120,7 +119,7 @@ class Round:
 
     async def _load(self, clients: Clients) -> None:
         self._talks = [Talk(conversation, clients) for conversation in self.plan.conversations]
-        saboteur = Saboteur(self.data)
+        saboteur = Saboteur(self.data, self.plan.services)
         self.result.faults_done = saboteur.done
         seconds = sum(fault.after_s for fault in self.plan.faults)
         try:
@@ -147,12 +146,12 @@ class Round:
                 truth = load_truth(self.truth)
                 processes = judge.processes_of(truth, log)
                 add += judge.log_faults(log)
-                add += judge.agent_faults(f"{talk.plan.name} log", truth, processes, log.facts())
+                add += judge.agent_faults(f"{talk.plan.name} log", truth, processes, log.executions)
                 for got in self._readers[talk.plan.name]:
                     add += judge.reader_faults(got, log)
-                    add += judge.agent_faults(got.name, truth, processes, got.order)
+                    add += judge.agent_faults(got.name, truth, processes, got.executions)
                     self.result.breaks += got.breaks
-                add += judge.overlap_faults(talk.plan.name, processes)
+                add += judge.overlap_faults(talk.plan.name, [one for found in processes.values() for one in found])
                 add += judge.prompt_faults(truth, talk.outcomes, log, talk.cut)
                 add += judge.outcome_faults(talk.outcomes, log, talk.cut)
                 await self._projection(up, clients, talk, log)
@@ -198,8 +197,6 @@ class Round:
         await _until(all_there, CATCH_UP_S)
 
     async def _projection(self, up: SetState, clients: Clients, talk: Talk, log: judge.Log) -> None:
-        events: list[dict[str, Any]] = []
-
         async def projected() -> bool:
             try:
                 found = (await clients.http.executions(conversation=talk.plan.name, limit=200)).executions
@@ -211,13 +208,12 @@ class Round:
         if not await _until(projected, CATCH_UP_S):
             self.result.violations.append(f"{talk.plan.name}: the projection does not have every execution's end")
             return
-        for execution in log.executions:
-            events += await _items(up, execution)
-        history = await clients.http.conversation(talk.plan.name)
-        events += [{"type": "usage", "body": usage.model_dump()} for usage in history.usage]
+        items = {execution: await _items(up, execution) for execution in log.executions}
+        usage = [one.model_dump() for one in (await clients.http.conversation(talk.plan.name, limit=200)).usage]
         truth = load_truth(self.truth)
         processes = judge.processes_of(truth, log)
-        self.result.violations += judge.projection_faults(f"{talk.plan.name} projection", truth, processes, events)
+        who = f"{talk.plan.name} projection"
+        self.result.violations += judge.projection_faults(who, truth, processes, items, usage, log)
 
 
 async def _until(condition: Callable[[], Awaitable[bool]], timeout_s: float) -> bool:
@@ -247,7 +243,7 @@ async def _items(up: SetState, execution: str) -> list[dict[str, Any]]:
             params = {"limit": 500} | ({} if after is None else {"after": after})
             reply = await raw.get(f"/v1/executions/{execution}/items", params=params)
             page = ItemList.model_validate_json(reply.raise_for_status().content)
-            events += [event for view in page.items for event in events_of_item(view.state)]
+            events += [event for view in page.items for event in judge.settled_of_item(view.state)]
             after = page.after
             if after is None:
                 return events

@@ -86,6 +86,8 @@ def findings(
 ) -> list[AgentFinding]:
     """Every agent that is known or configured. Raises CliError for a wrong file. Runs CLIs for their version."""
     env = os.environ if environ is None else environ
+    if agents_dir is not None and not agents_dir.is_dir():
+        raise CliError(f"--agents-dir {agents_dir} is not a directory", exit_code=Exit.USAGE)
     configured = _read(agents_file)
     kinds = ["scripted", *load_pins(), *(kind for kind in configured if kind not in {"scripted", *load_pins()})]
     return [_finding(kind, configured.get(kind, {}), agents_dir, env) for kind in kinds]

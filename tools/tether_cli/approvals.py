@@ -142,6 +142,7 @@ class Approver:
     async def _ask_approval(self, interaction: Interaction) -> Answer:
         assert self._keyboard is not None
         label = tool_label(interaction.name, interaction.input)
+        self._keyboard.forget()
         self._screen.ask(f"  allow {label}? [y/N, or a reason why not] ")
         return parse_approval(await self._typed(self._keyboard))
 
@@ -160,6 +161,7 @@ class Approver:
                 self._screen.line(
                     f"    {number}  {one_line(option.get('label', ''))}" + (f": {one_line(about)}" if about else "")
                 )
+            self._keyboard.forget()
             hint = "numbers by commas" if question.get("multiple") else "a number"
             self._screen.ask(f"  {hint}, or your own words (nothing denies): ")
             chosen = parse_choice(await self._typed(self._keyboard) or "", dict(question))

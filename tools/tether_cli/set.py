@@ -21,6 +21,7 @@ import json
 import os
 import secrets
 import shutil
+import socket
 import sys
 import tempfile
 import time
@@ -103,6 +104,7 @@ class ServiceSet:
     async def _start(self) -> None:
         self._stack.enter_context(state.locked(self.paths))
         await asyncio.to_thread(end_leftovers, self.paths)
+        _check_port(self.options.http_port)
         found = await asyncio.to_thread(
             agents_config.findings, agents_dir=self.options.agents_dir, agents_file=self.options.agents_file
         )
@@ -266,6 +268,18 @@ class ServiceSet:
             self._sink.say("sandboxes_not_stopped", reason=str(error))
             return False
         return "problem" not in json.loads(answer.data)
+
+
+def _check_port(port: int) -> None:
+    """Say it here, in one line, rather than by a backend that cannot start."""
+    try:
+        socket.create_server(("127.0.0.1", port)).close()
+    except OSError as error:
+        raise CliError(
+            f"port {port} on 127.0.0.1 cannot be used: {os.strerror(error.errno or 0)}",
+            remedy="choose another with --port, or leave it out to take a free one",
+            exit_code=Exit.USAGE,
+        ) from None
 
 
 def end_leftovers(paths: Paths) -> None:

@@ -16,6 +16,7 @@ import contextlib
 import fcntl
 import json
 import os
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -38,6 +39,11 @@ def data_dir(given: Path | None = None, environ: Mapping[str, str] | None = None
         return Path(named).expanduser().absolute()
     base = env.get("XDG_DATA_HOME", "")
     return (Path(base) if base.startswith("/") else Path.home() / ".local" / "share") / "tether"
+
+
+def data_option(root: str) -> str:
+    """` --data DIR` for a line that a user is to type; nothing where the set lies where commands look by themselves."""
+    return "" if Path(root) == data_dir() else f" --data {shlex.quote(root)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,9 +183,21 @@ def running(given: Path | None = None) -> SetState | None:
     return state if state is not None and state.is_up else None
 
 
+def was_killed(given: Path | None = None) -> bool:
+    """A set that ends by itself removes its state file: one that is there names a set that could not."""
+    state = read(Paths(data_dir(given)))
+    return state is not None and not state.is_up
+
+
 def require(given: Path | None = None) -> SetState:
     """The set that is up. Raises CliError (exit code 3) where none is."""
     state = running(given)
+    if state is None and was_killed(given):
+        raise CliError(
+            f"the set in {data_dir(given)} was killed",
+            remedy="`tether up --detach` goes on with what it left running, `tether down` ends it",
+            exit_code=Exit.UNREACHABLE,
+        )
     if state is None:
         raise CliError(
             f"no set is up in {data_dir(given)}",

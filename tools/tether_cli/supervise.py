@@ -29,6 +29,7 @@ LogMode = Literal["console", "json", "quiet"]
 READY_S: Final = 60.0  # a service on a loaded machine is ready long before
 TERM_S: Final = 15.0
 TAIL_LINES: Final = 20
+LINE_SHOWN_CHARS: Final = 600  # of a line in an error; its log has the whole
 LINE_BYTES_MAX: Final = 256 * 1024
 LOG_BYTES_MAX: Final = 8 << 20  # then it is put aside, once
 BACK_OFF_MIN_S: Final = 0.2
@@ -180,7 +181,7 @@ class Child:
         await self._drained()
 
     def _failure(self, what: str) -> CliError:
-        lines = "\n".join(f"  {line}" for line in self._tail)
+        lines = "\n".join(f"  {line[:LINE_SHOWN_CHARS]}" for line in self._tail)
         shown = f"; its last lines:\n{lines}" if lines else ""
         return CliError(f"{self.spec.name} {what}{shown}", remedy=f"its log is {self.spec.log}")
 
@@ -204,12 +205,17 @@ class Child:
             file.close()
 
     async def _drained(self) -> None:
-        """What the child has said is read. A process of its own that holds the pipe does not hold us up."""
-        if self._pump is not None:
-            await asyncio.wait({self._pump}, timeout=1.0)
-            self._pump.cancel()
-            await asyncio.gather(self._pump, return_exceptions=True)
-            self._pump = None
+        """What the child has said is read. A process of its own that holds the pipe does not hold us up.
+
+        `keep` and `stop` are both here, at once, when a child is stopped; `keep` may be cancelled in the middle.
+        """
+        pump = self._pump
+        if pump is not None:
+            await asyncio.wait({pump}, timeout=1.0)
+            pump.cancel()
+            await asyncio.gather(pump, return_exceptions=True)
+            if self._pump is pump:
+                self._pump = None
 
 
 def ready_by_file(path: Path) -> Callable[[int], dict[str, Any] | None]:

@@ -26,7 +26,7 @@ _REMEDIES = {
     Code.RUNTIME_UNAVAILABLE: "`tether doctor` says what is wrong",
     Code.UNAUTHENTICATED: "the token file does not belong to this set; restart it with `tether down` and `tether up`",
     Code.SESSION_BUSY: "wait for the response, stop it with `tether stop`, or use another conversation",
-    Code.SESSION_STREAM_NOT_ACTIVE: "nothing runs there now; `tether run --conversation ID` starts a response",
+    Code.SESSION_STREAM_NOT_ACTIVE: "`tether run --conversation ID` starts a response",
     Code.INTERACTION_SETTLED: "`tether show CONVERSATION` says what was answered",
     Code.TARGET_STALE: "`tether ps` lists what runs now",
     Code.NOT_FOUND: "`tether ps --all` lists what there is",
@@ -91,10 +91,15 @@ def run(call: Coroutine[Any, Any, T]) -> T:
 async def active_execution(client: Client, name: str) -> ExecutionView:
     """The execution that `name` means: itself, or the one that runs in the conversation of this name."""
     try:
-        return await client.execution(name)
+        view = await client.execution(name)
     except ProblemError as error:
         if error.problem.code is not Code.NOT_FOUND:
             raise
+    else:
+        if view.state == "ended":
+            how = f" ({view.outcome})" if view.outcome else ""
+            raise CliError(f"{name} has ended{how}", remedy="`tether ps` lists what runs", code=Code.TARGET_STALE)
+        return view
     found = (await client.executions(conversation=name, active=True, limit=1)).executions
     if not found:
         raise CliError(
@@ -104,3 +109,18 @@ async def active_execution(client: Client, name: str) -> ExecutionView:
             code=Code.NOT_FOUND,
         )
     return found[0]
+
+
+async def execution(client: Client, name: str, otherwise: str) -> ExecutionView:
+    """The execution of this id. Raises CliError saying what `name` is otherwise."""
+    try:
+        return await client.execution(name)
+    except ProblemError as error:
+        if error.problem.code is not Code.NOT_FOUND:
+            raise
+        raise CliError(
+            f"{name} is {otherwise}",
+            remedy="`tether ps --all` lists executions and their conversations",
+            exit_code=Exit.USAGE,
+            code=Code.NOT_FOUND,
+        ) from None

@@ -6,8 +6,10 @@ stdout gets the agent's words, stderr everything beside them, so that `tether ru
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sys
+import termios
 from collections.abc import Iterable
 from typing import Final, TextIO
 
@@ -97,10 +99,16 @@ class Keyboard:
             self.close()
             self._lines.put_nowait(None)
 
-    async def line(self) -> str | None:
-        """The next line; None once the terminal is closed. What was typed before the question does not count."""
-        while not self._lines.empty():
+    def forget(self) -> None:
+        """What was typed before a question is no answer to it; call this before the question is shown."""
+        with contextlib.suppress(termios.error):  # not a terminal
+            termios.tcflush(self._fd, termios.TCIFLUSH)
+        self._data = b""
+        while not self._lines.empty() and self._reading:
             self._lines.get_nowait()
+
+    async def line(self) -> str | None:
+        """The next line; None once the terminal is closed."""
         self._start()
         return await self._lines.get()
 

@@ -200,7 +200,7 @@ def report(findings: list[Finding], seconds: float) -> bool:
     say(f"  {'':34} {'printed':>8} {'got':>8} {'lost':>6} {'doubled':>8}")
     for finding in findings:
         v = finding.verdict
-        say(f"  {finding.who:34} {v.printed:8} {v.got:8} {v.lost:6} {v.doubled:8}  {finding.note}")
+        say(f"  {finding.who:34} {v.printed:8} {v.got:8} {v.lost:6} {v.doubled:8}  {finding.note}".rstrip())
         for detail in [*v.details[:5], *finding.trouble[:5]] if not finding.clean else []:
             say(f"      {detail}")
     clean = bool(findings) and all(finding.clean for finding in findings)
@@ -254,6 +254,9 @@ async def run() -> bool:
 def main() -> int:
     try:
         return 0 if asyncio.run(run()) else 1
+    except KeyboardInterrupt:
+        print("demo: interrupted; everything it started has ended", file=sys.stderr)
+        return 130
     except (CliError, TetherError, TimeoutError) as error:
         print(f"demo: {type(error).__name__}: {error}", file=sys.stderr)
         return 1

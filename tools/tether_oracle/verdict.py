@@ -167,18 +167,53 @@ def _short(kind: str, text: str) -> str:
     return f"sha256:{sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()}"
 
 
+class _Expected(NamedTuple):
+    """`certain`: a reader must have it. `place`: what has the same one may come in any order."""
+
+    fact: Fact
+    certain: bool
+    place: int
+
+
 def expected_facts(processes: Iterable[ProcessTruth]) -> list[tuple[Fact, bool]]:
     """Facts printed by these processes in order, each with whether a reader must have it.
 
     It need not where the process was killed at the line, nor for what is only a closing of things left open.
     """
-    expected: list[tuple[Fact, bool]] = []
+    return [(expected.fact, expected.certain) for expected in _expected(processes)]
+
+
+def _expected(processes: Iterable[ProcessTruth]) -> list[_Expected]:
+    expected: list[_Expected] = []
     for process in processes:
-        facts = ((fact_of_message(line.message), line.certain) for line in process.printed if line.message is not None)
+        unanswered = _unanswered(process)
+        facts = (
+            (_withdrawn(fact_of_message(line.message), unanswered), line.certain)
+            for line in process.printed
+            if line.message is not None
+        )
         printed = [(fact, certain) for fact, certain in facts if fact is not None]
-        expected += printed
-        expected += ((fact, False) for fact in _closings(printed))
+        begin = len(expected)
+        expected += [_Expected(fact, certain, begin + index) for index, (fact, certain) in enumerate(printed)]
+        # In which order the product closes what was left open is its own affair.
+        closing = begin + len(printed)
+        expected += [_Expected(fact, False, closing) for fact in _closings(printed)]
     return expected
+
+
+def _unanswered(process: ProcessTruth) -> frozenset[str]:
+    """Asks that the process resolved by itself (at the end of stdin it counts them as denied)."""
+    got = (line.message() for line in process.stdin)
+    answered = {str(message["request"]) for message in got if message is not None and message["type"] == "answer"}
+    resolved = (line.message for line in process.printed if line.message is not None)
+    return frozenset(str(m["request"]) for m in resolved if m["type"] == "ask.resolved") - answered
+
+
+def _withdrawn(fact: Fact | None, unanswered: frozenset[str]) -> Fact | None:
+    """What nobody answered was withdrawn, in the log's words."""
+    if fact is not None and fact.kind == "interaction.resolved" and fact.key in unanswered:
+        return fact._replace(text="cancelled")
+    return fact
 
 
 def _closings(printed: Iterable[tuple[Fact, bool]]) -> list[Fact]:
@@ -228,26 +263,26 @@ def judge(
     Without `match_keys` the agent's own ids need not have reached the reader. The ledger is judged as a whole.
     """
     chosen = truth.processes if processes is None else processes
-    wanted = [(fact, certain) for fact, certain in expected_facts(chosen) if fact.kind in kinds]
+    wanted = [expected for expected in _expected(chosen) if expected.fact.kind in kinds]
     seen: list[Fact] = []
     for fact in got:
         # `session.bound` is said again when the session becomes resumable: the same fact, not a second one.
         is_repeat = fact is not None and fact.kind == "session.bound" and fact in seen
         if fact is not None and fact.kind in kinds and not is_repeat:
             seen.append(fact)
-    units = _units([fact for fact, _ in wanted], match_keys)
+    units = _units([expected.fact for expected in wanted], match_keys)
     got_units = _cut(seen, wanted, match_keys)
-    return _count(units, [certain for _, certain in wanted], got_units, truth, chosen)
+    return _count(units, wanted, got_units, truth, chosen)
 
 
 def _units(facts: Sequence[Fact], match_keys: bool) -> list[Fact]:
     return [fact if match_keys else fact._replace(key="") for fact in facts]
 
 
-def _cut(seen: Sequence[Fact], wanted: Sequence[tuple[Fact, bool]], match_keys: bool) -> list[Fact]:
+def _cut(seen: Sequence[Fact], wanted: Sequence[_Expected], match_keys: bool) -> list[Fact]:
     """The reader's facts with merged deltas cut into the printed ones, at the place of their segment's first."""
     vocabulary: dict[str, list[str]] = {}
-    for fact, _ in wanted:
+    for fact in (expected.fact for expected in wanted):
         if fact.kind == DELTA:
             vocabulary.setdefault(fact.key if match_keys else "", []).append(fact.text)
     texts: dict[str, list[str]] = {}
@@ -290,12 +325,12 @@ def _tokens(text: str, printed: Sequence[str]) -> list[str]:
 
 def _count(
     units: Sequence[Fact],
-    certain: Sequence[bool],
+    wanted: Sequence[_Expected],
     got: Sequence[Fact],
     truth: Truth,
     processes: Sequence[ProcessTruth],
 ) -> Verdict:
-    needed = Counter(unit for unit, is_certain in zip(units, certain, strict=True) if is_certain)
+    needed = Counter(unit for unit, expected in zip(units, wanted, strict=True) if expected.certain)
     allowed = Counter(units)
     had = Counter(got)
     lost = needed - had
@@ -309,7 +344,7 @@ def _count(
         lost=lost.total(),
         doubled=doubled.total(),
         foreign=foreign.total(),
-        out_of_order=_out_of_order(units, got),
+        out_of_order=_out_of_order(units, [expected.place for expected in wanted], got),
         ledger_duplicates=ledger_duplicates(truth),
         garbage=sum(line.garbage is not None for process in processes for line in process.printed),
         details=tuple(details[:DETAILS_MAX]),
@@ -328,14 +363,14 @@ def _show(unit: Fact, count: int) -> str:
     return f"{unit.kind} {unit.key} {text[:_DETAIL_CHARS_MAX]!r}{times}"
 
 
-def _out_of_order(units: Sequence[Fact], got: Sequence[Fact]) -> int:
+def _out_of_order(units: Sequence[Fact], order: Sequence[int], got: Sequence[Fact]) -> int:
     """How often a fact came before one that was printed earlier; repeats are doubled, not out of order.
 
     Deltas of a segment are taken as one at the place of the first, so they are ordered among themselves only.
     """
     places: dict[Fact, list[int]] = {}
     for index in range(len(units) - 1, -1, -1):
-        places.setdefault(units[index], []).append(index)
+        places.setdefault(units[index], []).append(order[index])
     last = -1
     last_of_segment: dict[str, int] = {}
     descents = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 
@@ -135,9 +135,11 @@ class NatsBus:
         subscription.start(queue)
         return subscription
 
-    async def live(self, subject: str, *, buffer_bytes_max: int = 32 << 20) -> LiveSubscription:
+    async def live(
+        self, subject: str, *, buffer_bytes_max: int = 32 << 20, keep: Callable[[bytes], bool] | None = None
+    ) -> LiveSubscription:
         self._open(subject)
-        subscription = LiveCopySubscription(self._connection, subject, buffer_bytes_max)
+        subscription = LiveCopySubscription(self._connection, subject, buffer_bytes_max, keep)
         subscription.start()
         return subscription
 

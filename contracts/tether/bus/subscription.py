@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tether import natsheaders as wire_headers
 from tether.buffers import BufferedSubscription, M
 from tether.bus.connection import Connection
@@ -43,8 +45,15 @@ class CoreSubscription(_NatsSubscription[Message]):
 
 
 class LiveCopySubscription(_NatsSubscription[LiveMessage]):
+    def __init__(
+        self, connection: Connection, subject: str, buffer_bytes_max: int, keep: Callable[[bytes], bool] | None
+    ) -> None:
+        super().__init__(connection, subject, buffer_bytes_max)
+        self._keep = keep
+
     def start(self) -> None:
         self._sid = self._wire.sub(self.subject, "", self._deliver, self.fail)
 
     def _deliver(self, subject: bytes, reply: bytes, raw: bytes | None, data: bytes) -> None:
-        self._received(to_live(subject, raw, data), len(data) + len(raw or b""))
+        if self._keep is None or self._keep(data):
+            self._received(to_live(subject, raw, data), len(data) + len(raw or b""))

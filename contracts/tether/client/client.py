@@ -62,7 +62,12 @@ class Client:
     @classmethod
     def http(cls, url: str, token: str, *, patience_s: float = 10.0) -> Self:
         """Over HTTP. `patience_s`: how long a call in doubt is repeated. Needs the extra `client`."""
-        from tether.client.http import HttpTransport
+        try:
+            from tether.client.http import HttpTransport
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(
+                f"{error.name} is not installed; a client over HTTP needs the extra: tether[client]", name=error.name
+            ) from None
 
         return cls(HttpTransport(url, token, patience_s=patience_s))
 

@@ -26,7 +26,15 @@ from tether.client.backoff import Backoff
 from tether.client.follow import SeenIds, Where
 from tether.client.items import CaughtUp, ConversationItem, ExecutionItem, GapItem, Item, PositionChanged
 from tether.cursor import WHOLE, Cursor, Standing, judge
-from tether.errors import BusError, BusUnavailableError, Code, PermissionDeniedError, ProblemError, problem
+from tether.errors import (
+    BusError,
+    BusUnavailableError,
+    Code,
+    InvalidError,
+    PermissionDeniedError,
+    ProblemError,
+    problem,
+)
 from tether.events import ConversationEvent
 from tether.frames import Frame, decode
 from tether.ids import check_token
@@ -212,7 +220,10 @@ class DurableFollower:
             yield item
 
     def _behind_hole(self, message: StoredMessage) -> bool:
-        content = decode(message.subject, message.data)
+        try:
+            content = decode(message.subject, message.data)
+        except InvalidError:
+            return False
         execution = subjects.parse_event(message.subject).execution
         return isinstance(content, Frame) and content.first > self._applied.get(execution, content.first - 1) + 1
 
@@ -225,10 +236,13 @@ class DurableFollower:
 
     def _items(self, message: StoredMessage, replay: bool) -> list[Item]:
         where = self._where
-        address = subjects.parse_event(message.subject)
-        content = decode(message.subject, message.data)
         whole = Cursor.after(message.sequence, message.stored_at_ns)
         here, self._cursor = self._cursor, whole
+        try:
+            address = subjects.parse_event(message.subject)
+            content = decode(message.subject, message.data)
+        except InvalidError:
+            return []  # nobody can read it; a frame's events show as a gap before the next one
         if isinstance(content, ConversationEvent):
             fresh = self._ids.add(content.id)
             return [ConversationItem(where.conversation, content, where.encode(whole), replay)] if fresh else []

@@ -7,17 +7,18 @@ from dataclasses import dataclass, field
 from pydantic import ValidationError
 
 from tether import subjects
+from tether.asking import ask_collector
+from tether.blobs import snapshot_of
 from tether.control import ControlReply, ControlRequest
 from tether.cursor import Cursor, tag_of
-from tether.errors import NoReplyError
+from tether.errors import InvalidError
 from tether.fold import Applied, ConversationFold, ExecutionFold, ExecutionState
 from tether.frames import Frame, decode
 from tether.ids import ExecutionTarget, new_id
 from tether.kv import Bucket
-from tether.limits import CONTROL_REPLY_S
 from tether.owner import OwnerRecord
 from tether.ports import Bus
-from tether.prompt import RequestRecord
+from tether.prompt import ConversationRecord, RequestRecord
 from tether.sandbox import CAN_SNAPSHOT, Registration, SandboxRecord
 from tether.snapshot import Snapshot, Watermark, take
 from tether.subjects import EventAddress
@@ -49,33 +50,32 @@ class Records:
     async def workspace(self, conversation: str) -> str | None:
         """Where the conversation lives; None before its first prompt was admitted."""
         key = subjects.conversation_key(self.tenant, conversation)
-        entry = await Bucket(self.bus, subjects.CONVERSATIONS).get(key)
-        return None if entry is None else str(entry.value["workspace"])
+        record = await Bucket(self.bus, subjects.CONVERSATIONS).record(key, ConversationRecord)
+        return None if record is None else record.workspace
 
     async def conversations(self) -> list[tuple[str, str, int]]:
         """(conversation, workspace, created in unix ms), oldest first."""
         found: list[tuple[str, str, int]] = []
-        async for entry in Bucket(self.bus, subjects.CONVERSATIONS).keys(f"{self.tenant}.*"):
-            found.append((entry.key.partition(".")[2], str(entry.value["workspace"]), entry.stored_at_ns // 1_000_000))
+        bucket = Bucket(self.bus, subjects.CONVERSATIONS)
+        async for entry, record in bucket.records(ConversationRecord, f"{self.tenant}.*"):
+            found.append((entry.key.partition(".")[2], record.workspace, entry.stored_at_ns // 1_000_000))
         return found
 
     async def owner(self, workspace: str, conversation: str) -> OwnerRecord | None:
         key = subjects.owner_key(self.tenant, workspace, conversation)
-        entry = await Bucket(self.bus, subjects.OWNERS).get(key)
-        return None if entry is None else OwnerRecord.model_validate(entry.value)
+        return await Bucket(self.bus, subjects.OWNERS).record(key, OwnerRecord)
 
     async def owners(self) -> list[tuple[str, str, OwnerRecord]]:
         """(workspace, conversation, record) of every conversation of the tenant."""
         found: list[tuple[str, str, OwnerRecord]] = []
-        async for entry in Bucket(self.bus, subjects.OWNERS).keys(f"{self.tenant}.*.*"):
+        async for entry, record in Bucket(self.bus, subjects.OWNERS).records(OwnerRecord, f"{self.tenant}.*.*"):
             _, workspace, conversation = entry.key.split(".")
-            found.append((workspace, conversation, OwnerRecord.model_validate(entry.value)))
+            found.append((workspace, conversation, record))
         return found
 
     async def request(self, request_id: str) -> RequestRecord | None:
         key = subjects.request_key(self.tenant, request_id)
-        entry = await Bucket(self.bus, subjects.REQUESTS).get(key)
-        return None if entry is None else RequestRecord.model_validate(entry.value)
+        return await Bucket(self.bus, subjects.REQUESTS).record(key, RequestRecord)
 
     async def end(self) -> Cursor:
         """The end of the tenant's log as of now."""
@@ -104,25 +104,18 @@ class Records:
     async def sandboxes(self) -> list[tuple[SandboxRecord, Registration | None]]:
         records: dict[str, SandboxRecord] = {}
         registered: dict[str, Registration] = {}
-        async for entry in Bucket(self.bus, subjects.SANDBOXES).keys(f"{self.tenant}.>"):
-            parts = entry.key.split(".")
-            if len(parts) == 2:
-                records[parts[1]] = SandboxRecord.model_validate(entry.value)
-            elif len(parts) == 3:
-                registered[parts[1]] = Registration.model_validate(entry.value)
+        bucket = Bucket(self.bus, subjects.SANDBOXES)
+        async for entry, record in bucket.records(SandboxRecord, f"{self.tenant}.*"):
+            records[entry.key.split(".")[1]] = record
+        async for entry, registration in bucket.records(Registration, f"{self.tenant}.*.*"):
+            registered[entry.key.split(".")[1]] = registration
         return [(record, registered.get(workspace)) for workspace, record in sorted(records.items())]
 
     # --- controls ---
 
     async def control(self, request: ControlRequest, workspace: str) -> ControlReply:
-        """Ask the collector once. No reply in time, or one that cannot be read: `unknown`; nothing is sent again."""
-        subject = subjects.control(self.tenant, workspace, request.verb)
-        data = request.model_dump_json(exclude_none=True).encode()
-        try:
-            message = await self.bus.request(subject, data, timeout_s=CONTROL_REPLY_S)
-            return ControlReply.model_validate_json(message.data)
-        except (NoReplyError, ValidationError):
-            return ControlReply(control=request.control, verb=request.verb, status="unknown")
+        """Ask the collector (see `tether.asking`)."""
+        return await ask_collector(self.bus, self.tenant, workspace, request)
 
     async def live_snapshot(self, address: EventAddress) -> Snapshot | None:
         """The collector's, where the execution lives and its collector can; an older peer is not asked."""
@@ -130,16 +123,12 @@ class Records:
         if target is None:
             return None
         key = subjects.registration_key(target.tenant, target.workspace, target.sandbox)
-        entry = await Bucket(self.bus, subjects.SANDBOXES).get(key)
-        if entry is None or CAN_SNAPSHOT not in Registration.model_validate(entry.value).capabilities:
+        registration = await Bucket(self.bus, subjects.SANDBOXES).record(key, Registration)
+        if registration is None or CAN_SNAPSHOT not in registration.capabilities:
             return None
         request = ControlRequest(control=new_id("ctl"), verb="snapshot", target=target)
         reply = await self.control(request, target.workspace)
-        value = None if reply.result is None else reply.result.get("snapshot")
-        try:
-            return None if value is None else Snapshot.model_validate(value)
-        except ValidationError:
-            return None
+        return await snapshot_of(self.bus, target.tenant, target.workspace, reply.result)
 
     # --- the log, folded ---
 
@@ -151,7 +140,10 @@ class Records:
             for stored in batch:
                 log.created_ms = log.created_ms or stored.stored_at_ns // 1_000_000
                 log.sequence, log.stored_at_ns = stored.sequence, stored.stored_at_ns
-                content = decode(stored.subject, stored.data)
+                try:
+                    content = decode(stored.subject, stored.data)
+                except InvalidError:
+                    continue  # nobody can read it; a frame's events show as a gap before the next one
                 if not isinstance(content, Frame):
                     log.told.apply(content)
                     continue

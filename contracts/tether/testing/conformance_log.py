@@ -277,6 +277,20 @@ class LogConformance(ConformanceBase):
         await live.close()
         assert await live.next(0.01) is None
 
+    async def test_live_copies_that_a_reader_does_not_keep_never_wait_for_it(self, harness: Harness) -> None:
+        bus = harness.bus
+        live = await bus.live(
+            f"tether.live.{harness.tenant}.>", buffer_bytes_max=20_000, keep=lambda data: data.startswith(b"k")
+        )
+        await bus.barrier()
+        await harness.interest(live)
+        for n in range(30):  # more than its buffer takes
+            await bus.publish(self.event(harness), b"x" * 1000)
+            await bus.publish(self.event(harness), b"k%d" % n)
+        got = [await live.next(WITHIN_S) for _ in range(30)]
+        assert [copy.data for copy in got if copy] == [b"k%d" % n for n in range(30)]
+        await live.close()
+
     async def test_a_reader_that_is_too_slow_is_told(self, harness: Harness) -> None:
         bus = harness.bus
         live = await bus.live(f"tether.live.{harness.tenant}.>", buffer_bytes_max=20_000)

@@ -64,11 +64,16 @@ class _MemorySubscription(BufferedSubscription[Message]):
 
 
 class _MemoryLive(BufferedSubscription[LiveMessage]):
-    def __init__(self, bus: MemoryBus, subject: str, buffer_bytes_max: int) -> None:
+    def __init__(
+        self, bus: MemoryBus, subject: str, buffer_bytes_max: int, keep: Callable[[bytes], bool] | None
+    ) -> None:
         super().__init__(subject, buffer_bytes_max)
+        self._keep = keep
         self._release = bus.attach(subject, "", self._deliver, self._end)
 
     def _deliver(self, message: Message) -> None:
+        if self._keep is not None and not self._keep(message.data):
+            return
         live = natsheaders.live_message(message.subject, message.data, message.headers)
         if not self.put(live, len(message.data) + header_bytes(message.headers)):
             self._release()
@@ -344,9 +349,11 @@ class MemoryBus:
         self._open()
         return _MemorySubscription(self, subject, queue, buffer_bytes_max)
 
-    async def live(self, subject: str, *, buffer_bytes_max: int = 32 << 20) -> LiveSubscription:
+    async def live(
+        self, subject: str, *, buffer_bytes_max: int = 32 << 20, keep: Callable[[bytes], bool] | None = None
+    ) -> LiveSubscription:
         self._open()
-        return _MemoryLive(self, subject, buffer_bytes_max)
+        return _MemoryLive(self, subject, buffer_bytes_max, keep)
 
     def _open(self) -> None:
         if self.closed:

@@ -3,11 +3,15 @@
 A `Builder` is the fold of one execution plus the order of its items. `apply` trims what the rows contain by ordinal
 and answers Hole where ordinals are missing; `changes()` are the upserts since the last call: one per touched item
 whatever the number of events.
+
+`Kept` is the memory of builders: executions that have not ended, bounded in estimated bytes. A builder that was let go
+is loaded from its rows when its execution goes on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -15,8 +19,14 @@ from tether import events as ev
 from tether.events import Event, GapReason
 from tether.fold import Applied, ExecutionFold, ExecutionState, Item
 from tether.frames import Frame
+from tether.limits import KIB, MIB
 from tether.subjects import EventAddress
 
+BUILDER_BYTES: Final = 8 * KIB  # estimated, of a builder without items
+ITEM_BYTES: Final = 1536  # estimated, of an item without its content
+_EVENT_BYTES: Final = 128  # of an event's JSON that are not its content
+IDLE_BYTES_MAX: Final = 64 * MIB  # builders that the last batch did not touch go first, from here on
+BUILDERS_BYTES_MAX: Final = 256 * MIB  # and then any, but one: reloading the busy ones at every batch costs more
 _OPEN: Final = frozenset({"running", "pending", "streaming"})  # states that an execution's end closes
 
 
@@ -70,6 +80,7 @@ class Builder:
     fold: ExecutionFold = field(default_factory=ExecutionFold)
     positions: dict[str, int] = field(default_factory=dict)
     at: int = 0
+    size_bytes: int = BUILDER_BYTES  # estimated, and never too small by much
     _dirty: dict[str, None] = field(default_factory=dict)
     _usage: list[dict[str, Any]] = field(default_factory=list)
     _receipts: list[dict[str, Any]] = field(default_factory=list)
@@ -78,16 +89,27 @@ class Builder:
     @staticmethod
     def load(address: EventAddress, state: ExecutionState, keys: Sequence[str]) -> Builder:
         """From rows: `state` with its items, whose keys are `keys`, in order."""
-        return Builder(address, ExecutionFold(state), {key: index for index, key in enumerate(keys)})
+        loaded = Builder(address, ExecutionFold(state), {key: index for index, key in enumerate(keys)})
+        for item in state.items:
+            loaded.size_bytes += ITEM_BYTES + sum(len(value) for _, value in item if isinstance(value, str))
+        return loaded
 
     @property
     def applied(self) -> int:
         return self.fold.applied
 
-    def apply(self, frame: Frame) -> bool:
-        """Apply what is new of a frame; False where ordinals before it are missing (nothing is applied then)."""
+    @property
+    def waiting(self) -> int:
+        """How many items `changes` would tell."""
+        return len(self._dirty)
+
+    def apply(self, frame: Frame, size_bytes: int = 0) -> bool:
+        """Apply what is new of a frame of so many bytes; False where ordinals before it are missing (nothing is
+        applied then)."""
         if frame.first > self.applied + 1:
             return False
+        if frame.last > self.applied:
+            self.size_bytes += max(0, size_bytes - _EVENT_BYTES * len(frame.events))
         for event in frame.events:
             self._apply(event)
         return True
@@ -120,7 +142,9 @@ class Builder:
     def _touch(self, key: str) -> None:
         if not self.fold.has(key):
             return
-        self.positions.setdefault(key, len(self.positions))
+        if key not in self.positions:
+            self.positions[key] = len(self.positions)
+            self.size_bytes += ITEM_BYTES
         self._dirty[key] = None
 
     def changes(self) -> ExecutionChange | None:
@@ -146,6 +170,48 @@ class Builder:
         self._receipts.clear()
         self._changed = False
         return change
+
+
+class Kept:
+    """Builders by execution, least recently used first; `size_bytes` is kept as they change."""
+
+    def __init__(self, idle_bytes_max: int = IDLE_BYTES_MAX, bytes_max: int = BUILDERS_BYTES_MAX) -> None:
+        self._idle_bytes_max = idle_bytes_max
+        self._bytes_max = bytes_max
+        self._builders: OrderedDict[str, tuple[Builder, int]] = OrderedDict()
+        self.size_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._builders)
+
+    def get(self, execution: str) -> Builder | None:
+        known = self._builders.get(execution)
+        return None if known is None else known[0]
+
+    def put(self, builder: Builder) -> None:
+        """Keep it as it is now: the most recently used. One whose execution has ended is let go."""
+        execution = builder.address.execution
+        self._drop(execution)
+        if not builder.fold.ended:
+            self._builders[execution] = (builder, builder.size_bytes)
+            self.size_bytes += builder.size_bytes
+
+    def trim(self, busy: Collection[str]) -> None:
+        """Let go of what is too much; `busy`: what the last batch touched."""
+        while len(self._builders) > 1:
+            oldest = next(iter(self._builders))
+            if self.size_bytes <= (self._bytes_max if oldest in busy else self._idle_bytes_max):
+                return
+            self._drop(oldest)
+
+    def clear(self) -> None:
+        self._builders.clear()
+        self.size_bytes = 0
+
+    def _drop(self, execution: str) -> None:
+        known = self._builders.pop(execution, None)
+        if known is not None:
+            self.size_bytes -= known[1]
 
 
 def _change(key: str, position: int, item: Item) -> ItemChange:

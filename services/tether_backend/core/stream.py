@@ -48,8 +48,16 @@ class LogMessage:
     stored_at_ns: int
     content: Frame | ConversationEvent | None
     problem: Problem | None = None
-    has_end: bool = False
+    size_bytes: int = 0  # as stored
     _live: bytes | None = field(default=None, repr=False)
+
+    @property
+    def has_end(self) -> bool:
+        """Whether one of its events may be the end that `until` asks for."""
+        content = self.content
+        if isinstance(content, Frame):
+            return any(event.type in _ENDS for event in content.events)
+        return content is not None and content.type in _RESPONSE_ENDS
 
     @property
     def count(self) -> int:
@@ -90,10 +98,8 @@ def decode(subject: str, sequence: int, stored_at_ns: int, data: bytes) -> LogMe
     try:
         content = frames.decode(subject, data)
     except InvalidError as error:
-        return LogMessage(address, sequence, stored_at_ns, None, error.problem)
-    kinds = (event.type for event in content.events) if isinstance(content, Frame) else (content.type,)
-    has_end = any(kind in _ENDS or kind in _RESPONSE_ENDS for kind in kinds)
-    return LogMessage(address, sequence, stored_at_ns, content, None, has_end)
+        return LogMessage(address, sequence, stored_at_ns, None, error.problem, len(data))
+    return LogMessage(address, sequence, stored_at_ns, content, None, len(data))
 
 
 def problem_json(problem: Problem) -> bytes:

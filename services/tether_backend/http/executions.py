@@ -20,6 +20,7 @@ from tether.api import (
     SandboxList,
     SandboxView,
 )
+from tether.blobs import snapshot_of
 from tether.control import ControlRequest
 from tether.cursor import Cursor, tag_of
 from tether.errors import Code, ProblemError, problem
@@ -29,7 +30,7 @@ from tether.ids import TOKEN_PATTERN, ExecutionTarget, new_id
 from tether.sandbox import CAN_SNAPSHOT
 from tether.snapshot import Snapshot, Watermark, take
 from tether_backend.core.stream import decode
-from tether_backend.http.controls import Settled, answer_of, find_target, send, settled
+from tether_backend.http.controls import Settled, answer_of, ask_receipt, find_target, receipt_of, send, settled
 from tether_backend.http.parse import (
     LIMIT_DEFAULT,
     ExecutionId,
@@ -135,11 +136,7 @@ async def _live(deps: Deps, target: ExecutionTarget) -> Snapshot | None:
         return None
     request = ControlRequest(control=new_id("ctl"), verb="snapshot", target=target)
     reply = await deps.runtime.control(target.tenant, target.workspace, request)
-    value = None if reply.result is None else reply.result.get("snapshot", reply.result)
-    try:
-        return None if value is None else Snapshot.model_validate(value)
-    except ValidationError:
-        return None
+    return await snapshot_of(deps.bus, target.tenant, target.workspace, reply.result)
 
 
 async def _folded(deps: Deps, tenant: str, place: Place, target: ExecutionTarget | None) -> Snapshot | None:
@@ -231,20 +228,17 @@ async def get_control(
     execution: Annotated[str | None, Query(pattern=TOKEN_PATTERN)] = None,
 ) -> Any:
     """What became of a control: the collector's word where the execution lives, else the log's."""
-    known = await deps.history.receipt(who.tenant, control, execution)
-    named = execution or (known[0] if known is not None else None)
+    await deps.caught_up(who.tenant)
+    known = await receipt_of(deps, who.tenant, control, execution)
+    named = execution or (known.execution if known is not None else None)
     if named is None or named == "_":
         if known is None:
             raise ProblemError(problem(Code.NOT_FOUND, "control: none of this id is known; name its execution"))
-        return answer_of(settled(Settled(known[0], known[1]), "", control), known[0])
+        return answer_of(settled(known, "", control), known.execution)
     target = await find_target(deps, who.tenant, named, control)
     if isinstance(target, Settled):
         return answer_of(settled(target, "", control), named)
-    asked = ControlRequest(control=control, verb="receipt", target=target, payload={"control": control})
-    reply = await deps.runtime.control(target.tenant, target.workspace, asked)
-    if reply.status == "unknown" and known is not None:
-        return answer_of(settled(Settled(known[0], known[1]), "", control), named)
-    return answer_of(reply, named)
+    return answer_of(await ask_receipt(deps, target, control), named)
 
 
 @router.get("/v1/sandboxes", response_model=SandboxList)

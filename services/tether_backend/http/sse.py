@@ -61,6 +61,7 @@ async def history_page(
     deps: Deps, tenant: str, conversation: str, before: int | None, limit: int
 ) -> ConversationHistory:
     """One page of history, its cursor taken before the rows. Raises BusError, SQLAlchemyError."""
+    await deps.caught_up(tenant)
     cursor = await deps.runtime.floor(tenant)
     return await deps.history.conversation(
         tenant,

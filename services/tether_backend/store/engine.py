@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import pydantic_core
 import sqlalchemy as sa
 from alembic import command
 from alembic.config import Config
@@ -29,7 +30,7 @@ _MIGRATIONS: Final = Path(__file__).parent / "migrations"
 _DATABASE_ID: Final = "database_id"
 _ADVISORY_LOCK: Final = 7_308_321_905  # an arbitrary number of this product, for pg_advisory_lock
 _BUSY_MS: Final = 10_000  # a writer of SQLite waits so long for another
-_ROWS_MAX: Final = 200  # rows of one statement: SQLite bounds the number of parameters
+_ROWS_MAX: Final = 256  # rows of one call: wording them holds the event loop, some milliseconds each time
 
 
 class Database:
@@ -39,6 +40,7 @@ class Database:
         self.engine = engine
         self.id = ""
         self._postgres = engine.dialect.name == "postgresql"
+        self._upserts: dict[tuple[str, bool], Any] = {}
 
     @contextlib.asynccontextmanager
     async def write(self) -> AsyncIterator[AsyncConnection]:
@@ -53,20 +55,35 @@ class Database:
                 await connection.execution_options(isolation_level="REPEATABLE READ")
             yield connection
 
+    def insert(self, table: sa.Table) -> Any:
+        """The dialect's INSERT, which knows ON CONFLICT."""
+        return (postgresql.insert if self._postgres else sqlite.insert)(table)
+
     async def upsert(
         self, connection: AsyncConnection, table: sa.Table, rows: Sequence[dict[str, Any]], *, replace: bool = True
     ) -> None:
-        """Insert rows; on the same primary key replace the other columns, or keep what is there."""
-        insert: Any = postgresql.insert if self._postgres else sqlite.insert
-        keys = [column.name for column in table.primary_key]
+        """Insert rows, each with every column; on the same primary key replace the other columns, or keep what is
+        there. Of rows with the same key the last counts (`replace`), or the first."""
+        await self.execute_many(connection, self._upsert(table, replace), rows)
+
+    async def execute_many(self, connection: AsyncConnection, statement: Any, rows: Sequence[dict[str, Any]]) -> None:
+        """A statement for one row, compiled once, with each of the rows as its parameters."""
         for start in range(0, len(rows), _ROWS_MAX):
-            statement = insert(table).values(list(rows[start : start + _ROWS_MAX]))
-            if replace:
-                rest = {name: statement.excluded[name] for name in rows[start] if name not in keys}
-                statement = statement.on_conflict_do_update(index_elements=keys, set_=rest)
-            else:
-                statement = statement.on_conflict_do_nothing(index_elements=keys)
-            await connection.execute(statement)
+            await connection.execute(statement, rows[start : start + _ROWS_MAX])
+
+    def _upsert(self, table: sa.Table, replace: bool) -> Any:
+        known = self._upserts.get((table.name, replace))
+        if known is not None:
+            return known
+        statement = self.insert(table)
+        keys = [column.name for column in table.primary_key]
+        if replace:
+            rest = {column.name: statement.excluded[column.name] for column in table.c if column.name not in keys}
+            statement = statement.on_conflict_do_update(index_elements=keys, set_=rest)
+        else:
+            statement = statement.on_conflict_do_nothing(index_elements=keys)
+        self._upserts[table.name, replace] = statement
+        return statement
 
     async def alive(self) -> bool:
         try:
@@ -78,6 +95,10 @@ class Database:
 
     async def close(self) -> None:
         await self.engine.dispose()
+
+
+def _to_json(value: Any) -> str:
+    return pydantic_core.to_json(value).decode()
 
 
 def _configure_sqlite(engine: AsyncEngine) -> None:
@@ -130,7 +151,9 @@ async def open_database(url: str) -> Database:
     file = parsed.database if parsed.get_backend_name() == "sqlite" else None
     if file:
         Path(file).parent.mkdir(parents=True, exist_ok=True)
-    engine = create_async_engine(parsed, pool_pre_ping=not file)
+    engine = create_async_engine(
+        parsed, pool_pre_ping=not file, json_serializer=_to_json, json_deserializer=pydantic_core.from_json
+    )
     if parsed.get_backend_name() == "sqlite":
         _configure_sqlite(engine)
     database = Database(engine)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -27,6 +27,9 @@ from tether.api import (
 from tether.fold import ExecutionState
 from tether_backend.store import schema
 from tether_backend.store.engine import Database
+
+# The kinds that have an index of their own. A partial index serves only a query that names its kind literally.
+KINDS: Final = {kind: sa.literal(kind, literal_execute=True) for kind in ("interaction", "gap")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +62,12 @@ class History:
             if not more:  # the oldest page also has executions that no response names (their entries are gone)
                 names += await _orphans(connection, tenant, conversation)
             executions = await _execution_rows(connection, tenant, names)
-            items, omitted = await _items(connection, tenant, names, ITEMS_PAGE_MAX)
+            items = await _items(connection, tenant, names, ITEMS_PAGE_MAX)
             interactions = await _by_kind(connection, tenant, names, "interaction")
             gaps = await _by_kind(connection, tenant, names, "gap")
+            pending = await _pending(connection, tenant, [conversation])
             used = await _usage(connection, tenant, names)
         states = {one.execution: ExecutionState.model_validate(one.state) for one in executions}
-        pending = _pending(interactions)
         return ConversationHistory(
             conversation=conversation,
             workspace=row.workspace if row is not None else workspace,
@@ -79,7 +82,7 @@ class History:
             interactions=[_interaction(one) for one in interactions],
             gaps=[_gap(one) for one in gaps],
             usage=used,
-            items_omitted=omitted,
+            items_omitted=sum(one.items for one in executions) - len(items),
             before=first if more else None,
         )
 
@@ -97,7 +100,9 @@ class History:
             rows = (await connection.execute(query)).all()
             names = [row.conversation for row in rows[:limit]]
             active = await _active(connection, tenant, names)
-            pending = await _pending_by_conversation(connection, tenant, names)
+            waiting: dict[str, int] = {}
+            for (name, _), count in (await _pending_rows(connection, tenant, names)).items():
+                waiting[name] = waiting.get(name, 0) + count
         views = [
             ConversationView(
                 conversation=row.conversation,
@@ -106,7 +111,7 @@ class History:
                 updated_at=row.updated_at,
                 messages=row.messages,
                 active_execution=active.get(row.conversation),
-                pending_interactions=pending.get(row.conversation, 0),
+                pending_interactions=waiting.get(row.conversation, 0),
             )
             for row in rows[:limit]
         ]
@@ -241,7 +246,7 @@ class History:
                     sa.select(schema.items).where(
                         its.tenant == tenant,
                         its.conversation == conversation,
-                        its.kind == "interaction",
+                        its.kind == KINDS["interaction"],
                         its.item == f"interaction/{interaction}",
                     )
                 )
@@ -309,37 +314,40 @@ async def _execution_rows(connection: AsyncConnection, tenant: str, names: Seque
     return [rows[name] for name in names if name in rows]
 
 
-async def _items(
-    connection: AsyncConnection, tenant: str, names: Sequence[str], limit: int
-) -> tuple[list[ItemView], int]:
+async def _items(connection: AsyncConnection, tenant: str, names: Sequence[str], limit: int) -> list[ItemView]:
     """Items of these executions in order, at most `limit`, the newest executions' first to be kept."""
     its = schema.items.c
-    mine = (its.tenant == tenant) & its.execution.in_(names)
-    total = await connection.scalar(sa.select(sa.func.count()).select_from(schema.items).where(mine)) or 0
     kept: list[ItemView] = []
     for name in reversed(names):
         if len(kept) >= limit:
             break
         rows = await connection.execute(
-            sa.select(schema.items)
+            sa.select(its.execution, its.item, its.position, its.kind, its.state)
             .where(its.tenant == tenant, its.execution == name)
             .order_by(its.position.desc())
             .limit(limit - len(kept))
         )
-        kept.extend(_item(row) for row in rows)
+        kept.extend(map(_item, rows))
     kept.reverse()
-    return kept, total - len(kept)
+    return kept
 
 
 async def _by_kind(connection: AsyncConnection, tenant: str, names: Sequence[str], kind: str) -> list[Any]:
+    """Items of a kind in order, at most a page, the newest to be kept: what still waits is among them."""
     its = schema.items.c
-    query = (
-        sa.select(schema.items)
-        .where(its.tenant == tenant, its.execution.in_(names), its.kind == kind)
-        .order_by(its.execution, its.position)
-        .limit(ITEMS_PAGE_MAX)
-    )
-    return list((await connection.execute(query)).all())
+    kept: list[Any] = []
+    for name in reversed(names):
+        if len(kept) >= ITEMS_PAGE_MAX:
+            break
+        query = (
+            sa.select(schema.items)
+            .where(its.tenant == tenant, its.execution == name, its.kind == KINDS[kind])
+            .order_by(its.position.desc())
+            .limit(ITEMS_PAGE_MAX - len(kept))
+        )
+        kept.extend(await connection.execute(query))
+    kept.reverse()
+    return kept
 
 
 async def _usage(connection: AsyncConnection, tenant: str, names: Sequence[str]) -> list[UsageView]:
@@ -357,14 +365,27 @@ async def _active(connection: AsyncConnection, tenant: str, names: Sequence[str]
     return {row.conversation: row.execution for row in await connection.execute(query.order_by(table.updated_at))}
 
 
-async def _pending_by_conversation(connection: AsyncConnection, tenant: str, names: Sequence[str]) -> dict[str, int]:
+async def _pending_rows(
+    connection: AsyncConnection, tenant: str, conversations: Sequence[str]
+) -> dict[tuple[str, str], int]:
+    """How many interactions wait for a human, by (conversation, execution)."""
     its = schema.items.c
     query = (
-        sa.select(its.conversation, sa.func.count().label("total"))
-        .where(its.tenant == tenant, its.conversation.in_(names), its.kind == "interaction", its.status == "pending")
-        .group_by(its.conversation)
+        sa.select(its.conversation, its.execution, sa.func.count().label("total"))
+        .where(
+            its.tenant == tenant,
+            its.conversation.in_(conversations),
+            its.kind == KINDS["interaction"],
+            its.status == "pending",
+        )
+        .group_by(its.conversation, its.execution)
     )
-    return {row.conversation: row.total for row in await connection.execute(query)}
+    return {(row.conversation, row.execution): row.total for row in await connection.execute(query)}
+
+
+async def _pending(connection: AsyncConnection, tenant: str, conversations: Sequence[str]) -> dict[str, int]:
+    rows = await _pending_rows(connection, tenant, conversations)
+    return {execution: count for (_, execution), count in rows.items()}
 
 
 async def _views(connection: AsyncConnection, tenant: str, rows: Sequence[Any]) -> list[ExecutionView]:
@@ -375,19 +396,11 @@ async def _views(connection: AsyncConnection, tenant: str, rows: Sequence[Any]) 
             sa.select(schema.responses).where(replies.tenant == tenant, replies.execution.in_(names))
         )
     ).all()
-    pending = _pending(await _by_kind(connection, tenant, names, "interaction"))
+    pending = await _pending(connection, tenant, sorted({row.conversation for row in rows}))
     return [
         _execution(row, ExecutionState.model_validate(row.state), pending.get(row.execution, 0), responses)
         for row in rows
     ]
-
-
-def _pending(rows: Sequence[Any]) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for row in rows:
-        if row.status == "pending":
-            counts[row.execution] = counts.get(row.execution, 0) + 1
-    return counts
 
 
 def _messages(entries: Sequence[Any], responses: Sequence[Any]) -> list[MessageView]:

@@ -1,7 +1,10 @@
 """Writing the projection: one transaction per batch of log messages. Rows change by `core.projection`.
 
 In the transaction, in this order: bump the batch number (somebody else's bump means another projector is at work: give
-up), lock the conversations' and executions' rows, trim what they contain, fill holes from the log, write.
+up; until the commit it also locks every other projector out), read up to where the executions' rows are, trim what they
+contain, fill holes from the log, write. Each table is written by one statement with many rows.
+
+The event loop is given back between frames and between some hundreds of rows: readers of live streams share it.
 
 Executions are put in order by their ordinals. Conversation-level events form no chain, so each time one is delivered
 its subject is read from the log from where this process knows it, and what is new (by id) is applied in order of the
@@ -10,6 +13,7 @@ log: a redelivery in another order changes nothing.
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
@@ -26,14 +30,14 @@ from tether.fold import ExecutionState
 from tether.frames import Frame
 from tether.ports import Bus
 from tether.subjects import EventAddress
-from tether_backend.core.projection import Builder, ExecutionChange
+from tether_backend.core.projection import Builder, ExecutionChange, Kept
 from tether_backend.core.stream import LogMessage, decode
 from tether_backend.metrics import Metrics
 from tether_backend.store import schema
 from tether_backend.store.engine import Database
 
 _log = structlog.get_logger("tether.projection")
-_BUILDERS_MAX: Final = 512  # executions kept folded in memory
+_ITEMS_MAX: Final = 256  # touched items of one execution before they are worded
 _POSITIONS_MAX: Final = 4096  # conversations whose place in the log is remembered
 _ENTRY_ID_MAX: Final = 256
 
@@ -52,7 +56,8 @@ class ProjectionWriter:
         self._shard = shard
         self._metrics = metrics
         self._stream = subjects.events_stream(tenant)
-        self._builders: OrderedDict[str, Builder] = OrderedDict()
+        self._touch = _touch_statement(database)
+        self._builders = Kept()
         # conversation → `_` is applied up to this sequence, stored at this time (a new stream uses sequences again)
         self._sequences: OrderedDict[str, tuple[int, int]] = OrderedDict()
 
@@ -82,50 +87,58 @@ class ProjectionWriter:
             async with self._database.write() as connection:
                 await self._bump(connection, number)
                 await self._conversations(connection, [one for one in messages if one.address.conversation_level])
-                await self._executions(connection, [one for one in messages if not one.address.conversation_level])
+                busy = await self._executions(
+                    connection, [one for one in messages if not one.address.conversation_level]
+                )
         except BaseException:
             self.forget()
             raise
-        while len(self._builders) > _BUILDERS_MAX:
-            self._builders.popitem(last=False)
+        for builder in busy:
+            self._builders.put(builder)
+        self._builders.trim({builder.address.execution for builder in busy})
         while len(self._sequences) > _POSITIONS_MAX:
             self._sequences.popitem(last=False)
 
     async def _bump(self, connection: AsyncConnection, number: int) -> None:
         table = schema.projections
-        row = {"tenant": self._tenant, "shard": self._shard, "number": 0}
-        await self._database.upsert(connection, table, [row], replace=False)
         mine = (table.c.tenant == self._tenant) & (table.c.shard == self._shard)
-        result = await connection.execute(
-            sa.update(table).where(mine, table.c.number == number - 1).values(number=number)
-        )
+        bump = sa.update(table).where(mine, table.c.number == number - 1).values(number=number)
+        result = await connection.execute(bump)
+        if result.rowcount != 1 and number == 1:
+            row = {"tenant": self._tenant, "shard": self._shard, "number": 0}
+            await self._database.upsert(connection, table, [row], replace=False)
+            result = await connection.execute(bump)
         if result.rowcount != 1:
             raise SupersededError(f"batch {number} of {self._tenant}/{self._shard}")
 
     # --- executions ---
 
-    async def _executions(self, connection: AsyncConnection, messages: Sequence[LogMessage]) -> None:
+    async def _executions(self, connection: AsyncConnection, messages: Sequence[LogMessage]) -> list[Builder]:
+        """The builders that were used: as they are, once this is committed."""
         by_execution: dict[str, list[LogMessage]] = {}
         for message in messages:
             by_execution.setdefault(message.address.execution, []).append(message)
         if not by_execution:
-            return
-        applied = await self._lock_executions(connection, by_execution)
-        changes = []
+            return []
+        applied = await self._applied(connection, by_execution)
+        used: list[Builder] = []
+        changes: list[ExecutionChange] = []
         for execution, its in by_execution.items():
-            builder = await self._builder(connection, its[0].address, applied.get(execution))
-            await self._apply(builder, sorted(its, key=lambda one: one.sequence))
-            change = builder.changes()
-            if change is not None:
-                changes.append(change)
+            have = applied.get(execution)
+            if have is not None and all(_within(message, have) for message in its):
+                continue  # delivered again: nothing to load the execution for
+            builder = await self._builder(connection, its[0].address, have)
+            used.append(builder)
+            await self._apply(builder, sorted(its, key=lambda one: one.sequence), changes)
         await self._write_executions(connection, changes)
+        return used
 
-    async def _lock_executions(self, connection: AsyncConnection, names: Iterable[str]) -> dict[str, int]:
+    async def _applied(self, connection: AsyncConnection, names: Iterable[str]) -> dict[str, int]:
         table = schema.executions
         rows = await connection.execute(
-            sa.select(table.c.execution, table.c.applied)
-            .where(table.c.tenant == self._tenant, table.c.execution.in_(sorted(names)))
-            .with_for_update()
+            sa.select(table.c.execution, table.c.applied).where(
+                table.c.tenant == self._tenant, table.c.execution.in_(sorted(names))
+            )
         )
         return {row.execution: row.applied for row in rows}
 
@@ -133,11 +146,8 @@ class ProjectionWriter:
         """The execution as its rows have it: from memory where that is the same, else from the rows."""
         known = self._builders.get(address.execution)
         if known is not None and known.applied == (applied or 0):
-            self._builders.move_to_end(address.execution)
             return known
-        builder = Builder(address) if applied is None else await self._load(connection, address)
-        self._builders[address.execution] = builder
-        return builder
+        return Builder(address) if applied is None else await self._load(connection, address)
 
     async def _load(self, connection: AsyncConnection, address: EventAddress) -> Builder:
         mine = schema.executions.c
@@ -154,20 +164,25 @@ class ProjectionWriter:
         state = ExecutionState.model_validate({**(head or {}), "items": [item for _, item in found]})
         return Builder.load(address, state, [key for key, _ in found])
 
-    async def _apply(self, builder: Builder, messages: Sequence[LogMessage]) -> None:
+    async def _apply(self, builder: Builder, messages: Sequence[LogMessage], changes: list[ExecutionChange]) -> None:
+        """What changes goes to `changes`, the newest last."""
         for message in messages:
+            await asyncio.sleep(0)
             frame = message.content
             if not isinstance(frame, Frame):
                 self._metrics.unreadable.inc()
                 _log.error("projection_unreadable", subject=message.address.subject, sequence=message.sequence)
                 continue
-            if not builder.apply(frame):
+            if not builder.apply(frame, message.size_bytes):
                 await self._fill(builder, message)
-                if not builder.apply(frame):
+                if not builder.apply(frame, message.size_bytes):
                     _log.warning("projection_gap", subject=message.address.subject, ordinal=builder.applied + 1)
                     self._metrics.lost.inc()
                     builder.skip_to(frame.first, "retention_gap")
-                    builder.apply(frame)
+                    builder.apply(frame, message.size_bytes)
+            if builder.waiting >= _ITEMS_MAX:
+                _tell(builder, changes)
+        _tell(builder, changes)
 
     async def _fill(self, builder: Builder, message: LogMessage) -> None:
         """Ordinals before this message's are missing: take them from the log, as far as it has them."""
@@ -180,19 +195,21 @@ class ProjectionWriter:
                 if after >= message.sequence:
                     return
                 frame = decode(stored.subject, stored.sequence, stored.stored_at_ns, stored.data).content
-                if isinstance(frame, Frame) and not builder.apply(frame):
+                if isinstance(frame, Frame) and not builder.apply(frame, len(stored.data)):
                     builder.skip_to(frame.first, "retention_gap")
                     self._metrics.lost.inc()
-                    builder.apply(frame)
+                    builder.apply(frame, len(stored.data))
             if not batch:
                 return
 
     async def _write_executions(self, connection: AsyncConnection, changes: Sequence[ExecutionChange]) -> None:
         if not changes:
             return
-        await self._touch_conversations(connection, {one.address.conversation: one for one in changes})
-        rows = [_execution_row(change) for change in changes]
-        await self._database.upsert(connection, schema.executions, rows)
+        await self._touch_conversations(
+            connection, [(one.address.conversation, one.address.workspace, one.at) for one in changes]
+        )
+        newest = {one.address.execution: one for one in changes}
+        await self._database.upsert(connection, schema.executions, [_execution_row(one) for one in newest.values()])
         items = [
             {
                 "tenant": change.address.tenant,
@@ -211,35 +228,23 @@ class ProjectionWriter:
         usage = [_usage_row(change.address, one) for change in changes for one in change.usage]
         await self._database.upsert(connection, schema.usage, [one for one in usage if one], replace=False)
         receipts = [_receipt_row(change.address, one, one["at"]) for change in changes for one in change.receipts]
-        await self._upsert_receipts(connection, receipts)
+        await self._database.upsert(connection, schema.receipts, [one for one in receipts if one])
 
-    async def _upsert_receipts(self, connection: AsyncConnection, rows: Sequence[dict[str, Any] | None]) -> None:
-        # One statement may not touch a row twice: of one control the last receipt counts.
-        last = {(row["conversation"], row["control"]): row for row in rows if row is not None}
-        await self._database.upsert(connection, schema.receipts, list(last.values()))
-
-    async def _touch_conversations(self, connection: AsyncConnection, changes: dict[str, ExecutionChange]) -> None:
-        for name, change in changes.items():
-            await self._conversation(connection, name, change.address.workspace, change.at)
-
-    async def _conversation(self, connection: AsyncConnection, name: str, workspace: str, at: int) -> tuple[int, int]:
-        """Create or touch a conversation's row, locked; (next place, messages)."""
-        table = schema.conversations
-        row = {
-            "tenant": self._tenant,
-            "conversation": name,
-            "workspace": workspace,
-            "created_at": at,
-            "updated_at": at,
-            "next_place": 1,
-            "messages": 0,
-        }
-        await self._database.upsert(connection, table, [row], replace=False)
-        mine = (table.c.tenant == self._tenant) & (table.c.conversation == name)
-        found = (await connection.execute(sa.select(table).where(mine).with_for_update())).one()
-        if at > found.updated_at:
-            await connection.execute(sa.update(table).where(mine).values(updated_at=at))
-        return found.next_place, found.messages
+    async def _touch_conversations(self, connection: AsyncConnection, touched: Iterable[tuple[str, str, int]]) -> None:
+        """Create or touch the rows of conversations: (name, workspace, at)."""
+        rows: dict[str, dict[str, Any]] = {}
+        for name, workspace, at in touched:
+            at = max(at, rows[name]["updated_at"] if name in rows else at)
+            rows[name] = {
+                "tenant": self._tenant,
+                "conversation": name,
+                "workspace": workspace,
+                "created_at": at,
+                "updated_at": at,
+                "next_place": 1,
+                "messages": 0,
+            }
+        await self._database.execute_many(connection, self._touch, list(rows.values()))
 
     # --- conversation-level events ---
 
@@ -300,7 +305,10 @@ class ProjectionWriter:
         if not fresh:
             return
         at = max(event.at for event in fresh)
-        place, count = await self._conversation(connection, address.conversation, address.workspace, at)
+        await self._touch_conversations(connection, [(address.conversation, address.workspace, at)])
+        talks = schema.conversations.c
+        mine = (talks.tenant == self._tenant) & (talks.conversation == address.conversation)
+        place, count = (await connection.execute(sa.select(talks.next_place, talks.messages).where(mine))).one()
         rows = []
         for event in fresh:
             rows.append(
@@ -318,12 +326,7 @@ class ProjectionWriter:
             place += 1
             count += event.type == ev.PROMPT_ADMITTED
         await self._database.upsert(connection, table, rows, replace=False)
-        mine = schema.conversations.c
-        await connection.execute(
-            sa.update(schema.conversations)
-            .where(mine.tenant == self._tenant, mine.conversation == address.conversation)
-            .values(next_place=place, messages=count)
-        )
+        await connection.execute(sa.update(schema.conversations).where(mine).values(next_place=place, messages=count))
 
     async def _fold(
         self, connection: AsyncConnection, address: EventAddress, event: ConversationEvent, place: int
@@ -365,7 +368,8 @@ class ProjectionWriter:
                     .values(state="superseded", superseded_by=body.by)
                 )
             case ev.ControlReceipt():
-                await self._upsert_receipts(connection, [_receipt_row(address, dict(event.body), event.at)])
+                receipt = _receipt_row(address, dict(event.body), event.at)
+                await self._database.upsert(connection, schema.receipts, [] if receipt is None else [receipt])
             case _:
                 pass
 
@@ -399,6 +403,27 @@ class ProjectionWriter:
                 "superseded_by": None,
             }
             await self._database.upsert(connection, schema.responses, [row])
+
+
+def _touch_statement(database: Database) -> Any:
+    """A conversation's row: made, or its time moved forward."""
+    statement = database.insert(schema.conversations)
+    newer = statement.excluded.updated_at
+    return statement.on_conflict_do_update(
+        index_elements=["tenant", "conversation"],
+        set_={"updated_at": newer},
+        where=newer > schema.conversations.c.updated_at,
+    )
+
+
+def _within(message: LogMessage, applied: int) -> bool:
+    return isinstance(message.content, Frame) and message.content.last <= applied
+
+
+def _tell(builder: Builder, changes: list[ExecutionChange]) -> None:
+    change = builder.changes()
+    if change is not None:
+        changes.append(change)
 
 
 def _entry_id(event: ConversationEvent) -> str:

@@ -11,6 +11,9 @@ keyed by (execution, turn), so that a rebuild adds nothing to it.
     receipts        controls and what became of them
     usage           per turn
 
+The indexes of `items` cover only the few kinds that are asked for by kind: text and tools, which are nearly all rows,
+cost no more than their primary key. A query uses them only where it names the kind literally (`history.KINDS`).
+
 No stream sequence is stored: position in the log belongs to the log. Times are unix milliseconds.
 """
 
@@ -18,7 +21,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from sqlalchemy import JSON, BigInteger, Column, Float, Index, Integer, MetaData, String, Table, Text
+from sqlalchemy import JSON, BigInteger, Column, Float, Index, Integer, MetaData, String, Table, Text, text
 
 METADATA: Final = MetaData()
 _TOKEN: Final = 64
@@ -104,6 +107,8 @@ executions: Final = Table(
     Index("executions_recent", "tenant", "updated_at", "execution"),
 )
 
+_ASKED: Final = text("kind = 'interaction'")
+_TOLD: Final = text("kind = 'interaction' OR kind = 'gap'")
 items: Final = Table(
     "items",
     METADATA,
@@ -115,7 +120,8 @@ items: Final = Table(
     Column("kind", String(16), nullable=False),
     Column("status", String(16), nullable=False),
     Column("state", JSON, nullable=False),
-    Index("items_kind", "tenant", "conversation", "kind", "status"),
+    Index("items_asked", "tenant", "conversation", "status", sqlite_where=_ASKED, postgresql_where=_ASKED),
+    Index("items_told", "tenant", "execution", "kind", "position", sqlite_where=_TOLD, postgresql_where=_TOLD),
 )
 
 receipts: Final = Table(

@@ -584,5 +584,5 @@ class Execution:
     def _emit(self, kind: str, body: dict[str, Any]) -> None:
         facts = self._facts
         facts.ordinal += 1
-        event = Event.model_construct(ordinal=facts.ordinal, last=None, at=self._at, type=kind, body=body)
-        self._out.append((event, Position.model_construct(record=facts.last_record, index=len(self._out))))
+        out = self._out
+        out.append((Event.made(facts.ordinal, self._at, kind, body), Position(facts.last_record, len(out))))

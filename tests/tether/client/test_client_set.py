@@ -173,7 +173,7 @@ async def test_who_asks_into_a_running_execution_gets_the_end_of_what_it_joined(
         running.response_id,
         running.execution,
     )
-    assert (response.outcome, response.text) == ("completed", "first\njoined")
+    assert (response.outcome, response.text) == ("completed", "first\n\njoined")
     again = client.ask(conversation, "!say joined", agent="scripted", request_id=submission.request_id)
     assert (await asyncio.wait_for(again, WAIT_S)).outcome == "completed", "asked again when all of it was over"
 

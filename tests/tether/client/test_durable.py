@@ -10,11 +10,12 @@ import pytest
 
 from support_log import LogWriter, Reader
 from support_nats import NatsServer
-from tether import subjects, topology
+from tether import fold, subjects, topology
 from tether.bus import connect
 from tether.client.durable import DurableFollower, durable_name
 from tether.client.follow import Where
 from tether.client.items import CaughtUp, ExecutionItem
+from tether.client.nats_records import Records
 from tether.cursor import Cursor
 from tether.ports import Bus
 from tether.testing import MemoryBus, MemoryServer
@@ -92,6 +93,23 @@ async def test_everything_is_acked_in_the_end(bus: Bus, tenant: str) -> None:
     state = await bus.consumer(subjects.events_stream(tenant), durable_name("me", "c"))
     assert state is not None
     assert (state.ack_floor, state.ack_pending) == (last, 0)
+
+
+async def test_a_message_that_nobody_can_read_is_passed_over_and_shows_as_a_gap(bus: Bus, tenant: str) -> None:
+    log, reader = LogWriter(bus, tenant), Reader()
+    await log.frame("e1", 2)
+    for execution in ("e1", "_"):
+        await bus.publish(subjects.event(tenant, "w", "c", execution), b"\xff rubbish")
+    log.last["e1"] += 2
+    await log.frame("e1", 1)
+    await log.note()
+    await read(reader, durable(bus, tenant), lambda now: now.caught_up > 0)
+    assert reader.got == {"e1": [1, 2, 4, 5]} and reader.notes == ["n1"]
+    assert [(gap.first, gap.last) for gap in reader.gaps] == [(3, 4)]
+    folded = await Records(bus, tenant).fold(f"tether.event.{tenant}.w.c.>")
+    state = folded.folds["e1"].freeze()
+    assert state.applied == 5 and state.partial
+    assert [(gap.from_ordinal, gap.to_ordinal) for gap in state.items if isinstance(gap, fold.GapItem)] == [(3, 4)]
 
 
 async def test_live_events_are_no_replay(bus: Bus, tenant: str) -> None:

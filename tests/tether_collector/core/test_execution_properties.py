@@ -145,6 +145,8 @@ def runs(draw: st.DrawFn, kind: str) -> list[i.Input]:
 
 
 def _at(input_: Any, at: int) -> i.Input:
+    if isinstance(input_, i.OutputLine):
+        return input_._replace(at=at)
     fields = {name: getattr(input_, name) for name in input_.__dataclass_fields__}
     made: i.Input = type(input_)(**{**fields, "at": at})
     return made

@@ -8,6 +8,8 @@ import shutil
 import signal
 from pathlib import Path
 
+import pytest
+
 from support_nats import NatsServer, running_server
 from support_shell import Rig, Run, collector, eventually
 from tether import frames, subjects, topology
@@ -88,6 +90,32 @@ async def test_another_writers_frame_fences_this_one_and_ends_its_process(
         await eventually(lambda: _fenced(rig), "the log line that says so")
         await run.fetch()
         assert run.events[-1].body == {"outcome": "lost"}
+
+
+@pytest.mark.parametrize("away", [False, True])
+async def test_what_is_no_frame_at_the_end_of_the_log_fences_and_crashes_nothing(
+    bus: NatsBus, nats_server: NatsServer, tenant: str, tmp_path: Path, away: bool
+) -> None:
+    async with collector(bus, nats_server.url, tenant, tmp_path) as rig:
+        gate = tmp_path / "gate"
+        run = await rig.begin(f"one\n!wait_file {gate}\ntwo\n!hang")
+        await run.until("text.completed", text="one")
+        if away:
+            await rig.kill()
+        await run.fetch()
+        [folder] = rig.keeper_folders()
+        await bus.publish(run.subject, b"\xff no frame", expect_last=run.sequences[-1])
+        if away:
+            await rig.start()
+        gate.touch()
+
+        async def gone() -> bool:
+            return not keeper_lives(folder)
+
+        await eventually(gone, "the end of the fenced process")
+        await eventually(lambda: _fenced(rig), "the log line that says so")
+        another = await rig.begin("three", conversation="another")
+        assert (await another.ended()).body["outcome"] == "completed"
 
 
 async def _fenced(rig: Rig) -> bool:

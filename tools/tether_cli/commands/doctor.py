@@ -137,7 +137,8 @@ def _agents(agents_dir: Path | None, agents_file: Path | None) -> list[Check]:
     for found in agents_config.findings(agents_dir=agents_dir, agents_file=agents_file):
         name = f"agent {found.kind}"
         if found.problem:
-            checks.append(Check(name, "warning", found.problem, "`make agents` installs the pinned CLIs"))
+            remedy = "in a clone, `make agents` does that; a set that is up sees it after `tether down`, `tether up`"
+            checks.append(Check(name, "warning", found.problem, remedy))
             continue
         version = f"{found.version}, " if found.version else ""
         detail = f"{version}{found.command[0]} ({found.found_in})"
@@ -153,6 +154,9 @@ def _agents(agents_dir: Path | None, agents_file: Path | None) -> list[Check]:
 
 def _set(data: Path | None) -> list[Check]:
     up = state.running(data)
+    if up is None and state.was_killed(data):
+        remedy = "`tether up --detach` goes on with what it left running, `tether down` ends it"
+        return [Check("set", "warning", f"the one in {state.data_dir(data)} was killed", remedy)]
     if up is None:
         return [Check("set", "ok", f"none is up in {state.data_dir(data)}")]
     checks = [Check("set", "ok", f"{up.http_url}, NATS {up.nats_url}, pid {up.supervisor.pid}")]

@@ -38,7 +38,7 @@ async def _logs(execution: str, follow: bool, data: Path | None, output: Output)
     from tether_cli.render import item_value
 
     async with talk.http_client(state.require(data)) as client:
-        view = await client.execution(execution)
+        view = await talk.execution(client, execution, "no execution")
         async with aclosing(client.follow(view.conversation, patience_s=talk.PATIENCE_S)) as items:
             async for item in items:
                 match item:

@@ -36,7 +36,7 @@ async def _ps(everything: bool, conversations: bool, limit: int, data: Path | No
     now_s = time.time()
 
     def age(at_ms: int | None) -> str:
-        return "" if not at_ms else duration(max(0.0, now_s - at_ms / 1000))
+        return "" if not at_ms else f"{duration(max(0.0, now_s - at_ms / 1000))} ago"
 
     async with talk.http_client(state.require(data)) as client:
         if conversations:

@@ -18,6 +18,7 @@ import typer
 
 from tether_cli.options import AgentsDirOption, DataOption, JsonOption
 from tether_cli.output import CliError, Exit, Output
+from tether_cli.state import data_option
 
 if TYPE_CHECKING:
     from tether.client import Client
@@ -27,6 +28,12 @@ if TYPE_CHECKING:
 
 _ASSIGN_S: Final = 5.0
 _POLICIES: Final = ("ask", "deny", "all")
+# What to do about an error that the agent's side told.
+_HINTS: Final = {
+    "CAPABILITY_MISSING": "`tether doctor` says what is missing; a set looks for agents when it starts",
+    "model_auth": "set ANTHROPIC_API_KEY in the shell that starts the set, or `tether agents login`; keys are read "
+    "when it starts",
+}
 _MODES: Final = ("default", "acceptEdits", "plan", "dontAsk", "bypassPermissions")
 
 
@@ -116,7 +123,12 @@ async def _follow(
     submission = await client.prompt(conversation, text, agent=spec, workspace=workspace)
     tracker = ResponseTracker(submission.request_id, submission.response_id, submission.execution)
     if submission.status == "interjected" and submission.execution is not None:
-        tracker.begin_from(await client.state(submission.execution))
+        joined = await client.state(submission.execution)
+        tracker.begin_from(joined)
+        output.note(f"an execution runs there ({submission.execution}): this was said into it")
+        for waiting in joined.pending():
+            line = shlex.join(["tether", "answer", conversation, waiting.id]) + data_option(state.data)
+            output.note(f"it waits for an answer: {line} allow|deny")
     if output.as_json:
         output.value({"kind": "submission", "conversation": conversation, **_ids(submission)})
     terminal = sys.stdin.isatty() and sys.stderr.isatty() and not from_stdin and not output.as_json
@@ -154,7 +166,7 @@ def attach_line(state: SetState, conversation: str, cursor: str | None) -> str:
     parts = ["tether", "attach", conversation]
     if cursor:
         parts += ["--cursor", cursor]
-    return shlex.join([*parts, "--data", state.data])
+    return shlex.join(parts) + data_option(state.data)
 
 
 def _tell(live: Live, state: SetState, output: Output, code: Exit) -> None:
@@ -198,13 +210,15 @@ def _tell(live: Live, state: SetState, output: Output, code: Exit) -> None:
         return
     how = f"{tracker.outcome}{' (in part)' if tracker.partial else ''}"
     counts = f"{usage.input_tokens} tokens in, {usage.output_tokens} out"
+    if hint := _HINTS.get(str((tracker.error or {}).get("code", ""))):
+        say(f"   {hint}")
     say(f"── {how}, {money(usage.cost_usd)}, {counts}, {duration(seconds)}")
     say(f"   conversation {live.conversation}  execution {tracker.execution or 'none'}")
     if state.ephemeral:
         say(f"   log {subject} (gone with the set)")
     elif tracker.execution is not None:
         say(f"   log {subject}")
-        say(f"       tether logs {tracker.execution} --data {shlex.quote(state.data)}")
+        say(f"       tether logs {tracker.execution}{data_option(state.data)}")
 
 
 def _directory(given: Path) -> Path:

@@ -49,10 +49,11 @@ async def _show(name: str, data: Path | None, output: Output) -> None:
 
 
 async def _show_execution(client: Client, name: str, output: Output) -> None:
+    from tether_cli import talk
     from tether_cli.render import Renderer
     from tether_cli.terminal import Screen
 
-    view = await client.execution(name)
+    view = await talk.execution(client, name, "neither a conversation nor an execution")
     answer = await client.snapshot(name)
     output.value({"execution": view.model_dump(mode="json"), "snapshot": answer.model_dump(mode="json")})
     if output.as_json:

@@ -46,6 +46,9 @@ async def _control(name: str, verb: Literal["stop", "interrupt"], data: Path | N
         output.say(f"{view.execution}: no reply in time, so whether it took effect is unknown")
         output.say(f"  `tether show {view.execution}` tells what it came to")
         return Exit.LOST
+    if receipt.status == "delivered" and verb == "interrupt":
+        output.say(f"{view.execution}: delivered; the agent has not answered yet (`tether stop` ends its process)")
+        return Exit.OK
     told = {"stop": "stopped", "interrupt": "interrupted"}[verb] if receipt.status == "settled" else receipt.status
     output.say(f"{view.execution}: {told}")
     return Exit.OK

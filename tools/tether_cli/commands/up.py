@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shlex
 import signal
 import subprocess
 import sys
@@ -117,7 +116,7 @@ def announce(up: SetState, output: Output) -> None:
     output.say(f"  token file  {up.token_file}")
     output.say(f"  NATS        {up.nats_url} (user {up.nats_user}; `tether nats-context` sets up the nats CLI)")
     output.say(f"  data        {up.data}")
-    where = "" if Path(up.data) == state.data_dir() else f" --data {shlex.quote(up.data)}"
+    where = state.data_option(up.data)
     output.say("next:")
     output.say(f'  tether run "say hello" --agent scripted{where}')
     output.say(f'  curl -H "Authorization: Bearer $(cat {up.token_file})" {up.http_url}/v1/executions')
@@ -158,7 +157,8 @@ def _detach(options: SetOptions, output: Output) -> None:
                 announce(found, output)
                 return
             if process.poll() is not None:
-                raise CliError(f"the set ended before it was ready; its last lines:\n{_tail(log)}", remedy=f"see {log}")
+                code = Exit.USAGE if process.returncode == Exit.USAGE else Exit.FAILED
+                raise CliError(_why(log), remedy=f"see {log}", exit_code=code)
             time.sleep(_POLL_S)
     except KeyboardInterrupt:
         with contextlib.suppress(ProcessLookupError):
@@ -170,6 +170,11 @@ def _detach(options: SetOptions, output: Output) -> None:
     raise CliError(f"the set was not ready within {DETACH_S:g} s", remedy=f"see {log}")
 
 
-def _tail(log: Path) -> str:
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_TAIL_LINES:]
-    return "\n".join(f"  {line}" for line in lines)
+def _why(log: Path) -> str:
+    """The set's own last word, if it had one; else what it said last."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    told = next((at for at in range(len(lines) - 1, -1, -1) if lines[at].startswith("tether: ")), None)
+    if told is not None:
+        return "\n".join(lines[told:]).removeprefix("tether: ")
+    tail = "\n".join(f"  {line}" for line in lines[-_TAIL_LINES:])
+    return f"the set ended before it was ready; its last lines:\n{tail}"

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from tether_collector.core.inputs import Draft, OutputLine
 
@@ -103,8 +103,7 @@ Signal = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
+class Reading(NamedTuple):
     """What one line says: events in order, then signals in order. Proofs (`PromptSeen`, `InterruptSeen`, `AnswerSeen`)
     count as having happened before the line's events."""
 
