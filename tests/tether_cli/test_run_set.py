@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from support_local_set import processes_of
 from support_set import Keys, TetherSet, environment, on_terminal, running_set
 
 pytestmark = pytest.mark.timeout(240)
@@ -276,3 +277,29 @@ def test_without_a_set_run_starts_one_says_so_and_leaves_nothing_behind(tmp_path
     assert (done.returncode, done.stdout) == (0, "alone\n"), done.stderr
     assert "no set is up: one was started for this command" in done.stderr
     assert not (tmp_path / "none").exists()
+
+
+def test_what_a_killed_run_left_is_removed_by_the_next_one(tmp_path: Path) -> None:
+    temporary = tmp_path / "t"
+    temporary.mkdir()
+    nowhere = TetherSet(tmp_path, tmp_path / "none")
+    env = environment(tmp_path, {"TMPDIR": str(temporary)})
+
+    def run(prompt: str) -> subprocess.Popen[str]:
+        command = nowhere.command("run", prompt, "--agent", "scripted")
+        return subprocess.Popen(
+            command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+
+    with run("!say begun\n!hang") as killed:
+        assert killed.stdout is not None
+        assert killed.stdout.readline() == "begun\n"
+        killed.kill()
+    [left] = temporary.iterdir()
+    other = temporary / "tether-other"
+    other.mkdir()
+    with run("!say next") as following:
+        assert following.communicate(timeout=120)[0] == "next\n"
+    assert not left.exists()
+    assert [*temporary.iterdir()] == [other]
+    assert processes_of(left) == []

@@ -18,6 +18,7 @@ from tether_cli import state, workspaces
 from tether_cli.output import CliError
 from tether_cli.set import ServiceSet, SetOptions, ephemeral, running_or_ephemeral
 from tether_cli.state import Paths
+from tether_cli.supervise import Child
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -41,6 +42,23 @@ async def test_a_prompt_over_http_reaches_the_scripted_agent_and_the_set_leaves_
     assert processes_of(data) == []
     assert state.running(data) is None
     assert not (data / "state.json").exists()
+
+
+async def test_a_step_of_the_end_that_fails_skips_no_other(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stop = Child.stop
+
+    async def failing(child: Child) -> None:
+        await stop(child)
+        if child.spec.name == "backend":
+            raise RuntimeError("the end of the backend")
+
+    with pytest.raises(RuntimeError, match="the end of the backend"):
+        async with ServiceSet(options(data)) as up, Http(up.state) as http:
+            await http.prompt("c1", "r1", "hello")
+            await http.ended("c1", 1)
+            monkeypatch.setattr(Child, "stop", failing)
+    assert processes_of(data) == []
+    assert state.running(data) is None
 
 
 async def test_secrets_are_closed_to_others_and_in_no_argument_or_log(data: Path) -> None:

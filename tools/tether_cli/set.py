@@ -45,6 +45,7 @@ from tether_cli.supervise import Child, ChildSpec, LogMode, LogSink, inherited, 
 SANDBOXES_STOP_S: Final = 60.0
 LEFTOVER_TERM_S: Final = 15.0
 EPHEMERAL_LOG_BYTES: Final = 128 << 20  # reserved by JetStream for a set that lives as long as one command
+_EPHEMERAL_PREFIX: Final = "tether-"
 _SERVICES: Final = {"router": "tether_router", "agent": "tether_agent", "backend": "tether_backend"}
 
 
@@ -172,6 +173,7 @@ class ServiceSet:
             ready=server.ready,
             restarted=started,
             json_lines=False,
+            file_only="[INF]",
         )
 
     def _service_spec(self, name: str, server: nats_server.EmbeddedServer, passwords: dict[str, Path]) -> ChildSpec:
@@ -234,20 +236,28 @@ class ServiceSet:
         await asyncio.shield(asyncio.create_task(self._stop_in_order(), name="set-stop"))
 
     async def _stop_in_order(self) -> None:
-        for name in ("backend", "router"):
-            await self._stop_child(name)
-        if "agent" in self._children:
-            stopped = await self._stop_sandboxes()
-            await self._stop_child("agent")
-            if not stopped:
-                await asyncio.to_thread(stop_sandboxes_offline, self.paths)
-        await self._stop_child("nats")
+        async with contextlib.AsyncExitStack() as steps:  # the last one first; a step that fails skips no other
+            steps.callback(self._stack.close)
+            steps.push_async_callback(self._forget)
+            steps.push_async_callback(self._stop_child, "nats")
+            steps.push_async_callback(self._stop_agent)
+            steps.push_async_callback(self._stop_child, "router")
+            steps.push_async_callback(self._stop_child, "backend")
+
+    async def _stop_agent(self) -> None:
+        if "agent" not in self._children:
+            return
+        stopped = await self._stop_sandboxes()
+        await self._stop_child("agent")
+        if not stopped:
+            await asyncio.to_thread(stop_sandboxes_offline, self.paths)
+
+    async def _forget(self) -> None:
         for task in self._keepers:
             task.cancel()
         await asyncio.gather(*self._keepers, return_exceptions=True)
         if self._state is not None:
             self.paths.state.unlink(missing_ok=True)
-        self._stack.close()
 
     async def _stop_child(self, name: str) -> None:
         child = self._children.get(name)
@@ -316,12 +326,27 @@ def stop_sandboxes_offline(paths: Paths) -> bool:
     return done.returncode == 0
 
 
+def _remove_killed() -> None:
+    """Directories of ephemeral sets that were killed: whoever starts the next one removes them."""
+    for root in Path(tempfile.gettempdir()).glob(f"{_EPHEMERAL_PREFIX}*"):
+        paths = Paths(root / "data")
+        with contextlib.suppress(OSError, CliError):
+            found = state.read(paths) if root.stat().st_uid == os.getuid() else None
+            if found is None or not found.ephemeral or found.is_up or found.data != str(paths.root):
+                continue
+            with state.locked(paths):
+                end_leftovers(paths)
+                if stop_sandboxes_offline(paths):
+                    shutil.rmtree(root, ignore_errors=True)
+
+
 @contextlib.asynccontextmanager
 async def ephemeral(
     *, agents_dir: Path | None = None, agents_file: Path | None = None, log_level: str = "warning"
 ) -> AsyncIterator[SetState]:
     """A set that lives as long as the context, in a directory of its own that is removed after it."""
-    root = Path(tempfile.mkdtemp(prefix="tether-"))
+    await asyncio.to_thread(_remove_killed)
+    root = Path(tempfile.mkdtemp(prefix=_EPHEMERAL_PREFIX))
     try:
         options = SetOptions(
             data=root / "data",

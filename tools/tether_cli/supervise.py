@@ -52,6 +52,7 @@ class ChildSpec:
     ready: Callable[[int], dict[str, Any] | None]
     restarted: Callable[[dict[str, Any]], None]
     json_lines: bool = True  # its own lines are JSON
+    file_only: str = ""  # lines that contain this go to the log file alone
 
 
 class LogSink:
@@ -200,7 +201,8 @@ class Child:
                 file.write(line)
                 text = line.decode("utf-8", "replace")
                 self._tail.append(text)
-                self._sink.show(self.spec.name, text, is_json=self.spec.json_lines)
+                if not self.spec.file_only or self.spec.file_only not in text:
+                    self._sink.show(self.spec.name, text, is_json=self.spec.json_lines)
         finally:
             file.close()
 
