@@ -7,22 +7,25 @@ accepted is found again by its control id or its execution's id.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Final
 
 import structlog
 
 from tether.ids import ExecutionTarget
-from tether.limits import DISCOVERY_ENTRIES_MAX, TERMINAL_RETENTION_S
+from tether.limits import DISCOVERY_ENTRIES_MAX
 from tether.sandbox import ExecutionSummary
 from tether.snapshot import Snapshot
+from tether_collector.core.retention import Ended, to_forget
 from tether_collector.execution_shell import ExecutionShell, Surroundings, now_ms
 from tether_collector.journal import Start
-from tether_collector.recovery_files import delete_final, read_final
+from tether_collector.recovery_files import delete_final, final_bytes, read_final
 
-HOUSEKEEPING_S: Final = 3600.0
+HOUSEKEEPING_S: Final = 60.0
 
 
 class Executions:
@@ -101,14 +104,34 @@ class Executions:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def housekeeping(self) -> None:
-        """The task that deletes what is beyond its retention."""
+        """The task that deletes what is beyond its retention or over a quota."""
+        state_dir = self.around.settings.state_dir
         while True:
-            forgotten = self.around.journal.forget(now_ms() - int(TERMINAL_RETENTION_S * 1000))
-            for execution in forgotten:
-                delete_final(self.around.settings.state_dir, execution)
-                folder = self.around.settings.state_dir / "executions" / execution
-                await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
-            if forgotten:
+            known = self.around.journal.ended_at()
+            sizes = await asyncio.to_thread(_sizes, state_dir, list(known))
+            gone = to_forget([Ended(name, at, sizes[name]) for name, at in known.items()], now_ms())
+            if gone:
+                self.around.journal.forget([one.execution for one in gone])
                 self._ended = None
-                structlog.get_logger("tether.collector").info("executions_forgotten", count=len(forgotten))
+                await asyncio.to_thread(_delete, state_dir, gone)
+                structlog.get_logger("tether.collector").info("executions_forgotten", count=len(gone))
             await asyncio.sleep(HOUSEKEEPING_S)
+
+
+def _sizes(state_dir: Path, executions: Sequence[str]) -> dict[str, int]:
+    """Bytes on disk of each."""
+    return {name: final_bytes(state_dir, name) + _bytes_below(state_dir / "executions" / name) for name in executions}
+
+
+def _bytes_below(folder: Path) -> int:
+    size = 0
+    for path in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):
+            size += path.lstat().st_size
+    return size
+
+
+def _delete(state_dir: Path, gone: Sequence[Ended]) -> None:
+    for one in gone:
+        delete_final(state_dir, one.execution)
+        shutil.rmtree(state_dir / "executions" / one.execution, ignore_errors=True)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -223,17 +223,17 @@ class Journal:
                 (conversation, kind, token),
             )
 
-    def forget(self, ended_before: int) -> list[str]:
-        """Delete what ended before (unix ms); the executions that were deleted."""
+    def ended_at(self) -> dict[str, int]:
+        """Every ended execution and when it ended (unix ms)."""
+        rows = self._db.execute("SELECT execution, ended_at FROM executions WHERE phase='ended'").fetchall()
+        return {row[0]: int(row[1]) for row in rows}
+
+    def forget(self, executions: Sequence[str]) -> None:
+        """Delete what is known of these ended executions."""
         with self._transaction() as db:
-            rows = db.execute(
-                "SELECT execution FROM executions WHERE phase='ended' AND ended_at<?", (ended_before,)
-            ).fetchall()
-            names = [row[0] for row in rows]
-            for name in names:
+            for name in executions:
                 db.execute("DELETE FROM controls WHERE execution=?", (name,))
-                db.execute("DELETE FROM executions WHERE execution=?", (name,))
-        return names
+                db.execute("DELETE FROM executions WHERE execution=? AND phase='ended'", (name,))
 
 
 def _start(row: tuple[Any, ...]) -> Start:

@@ -42,3 +42,11 @@ def read_final(state_dir: Path, execution: str) -> Snapshot | None:
 
 def delete_final(state_dir: Path, execution: str) -> None:
     _path(state_dir, execution).unlink(missing_ok=True)
+
+
+def final_bytes(state_dir: Path, execution: str) -> int:
+    """Size of the file, 0 where there is none."""
+    try:
+        return _path(state_dir, execution).stat().st_size
+    except FileNotFoundError:
+        return 0

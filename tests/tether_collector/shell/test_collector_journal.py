@@ -88,7 +88,7 @@ def test_receipts_and_tokens_only_grow(tmp_path: Path) -> None:
     journal.close()
 
 
-def test_what_ended_is_listed_until_its_retention_is_over(tmp_path: Path) -> None:
+def test_what_ended_is_listed_until_it_is_forgotten(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "j")
     for number in range(3):
         start, request = a_start(f"exe_{number}", at=number)
@@ -98,7 +98,8 @@ def test_what_ended_is_listed_until_its_retention_is_over(tmp_path: Path) -> Non
         journal.set_ended(start.execution, 100 + number, summary)
     assert [start.execution for start in journal.ended(10)] == ["exe_1", "exe_0"]
     assert journal.unended() == []
-    assert journal.forget(101) == ["exe_0"]
+    assert journal.ended_at() == {"exe_0": 100, "exe_1": 101, "exe_2": 102}
+    journal.forget(["exe_0"])
     assert journal.start("exe_0") is None and journal.control("ctl_exe_0") is None
     journal.close()
 
