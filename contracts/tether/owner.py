@@ -316,8 +316,16 @@ def _repair(record: OwnerRecord, event: Repair) -> Decision:
     update: dict[str, Any] = {"generation": event.generation, "updated_at": event.at}
     target = event.target
     if target is not None and record.generation < target.execution_generation and not record.buried(target.execution):
+        if record.target is not None and record.target.execution == target.execution:
+            known = ("boot", "process_generation", "native_session")  # of its process: nothing of that goes back
+            return Accepted(
+                record.model_copy(
+                    update=update
+                    | {"target": target.model_copy(update={name: getattr(record.target, name) for name in known})}
+                )
+            )
         # An admission needs an idle record: whoever owned at the older generation had ended by then.
-        if record.target is not None and record.target.execution != target.execution:
+        if record.target is not None:
             update["tombstones"] = _bury(record, record.target.execution, "unknown", event.at)
         update |= {
             "state": "starting",
