@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import sys
+from typing import Final
 
 from tether.service import run as run_service
 from tether.settings import ConfigurationError, load_or_exit
 from tether_backend.config import BackendSettings, load_tokens
 from tether_backend.service import run
 
+# Folded executions live for long and hold no cycles: the collector looks at young objects less often than every 700,
+# and never again at what was imported (two fifths of the CPU time of a projected flood, measured).
+GC_AFTER: Final = (10_000, 20, 20)
+
 
 def main() -> int:
     settings = load_or_exit(BackendSettings)
+    gc.freeze()
+    gc.set_threshold(*GC_AFTER)
     try:
         load_tokens(settings.http_tokens_file, settings.tenant_names)
     except ConfigurationError as error:

@@ -98,7 +98,6 @@ def test_a_stream_until_a_response_ends_within_the_frame_that_ends_it() -> None:
     one = message(2, 1, 4)
     assert isinstance(one.content, Frame)
     one.content.events[2] = Event(ordinal=3, at=3, type=ev.RESPONSE_ENDED, body={"outcome": "failed"})
-    one.has_end = True
     assert [frame["ordinal"] for _, frame in told(view.take(one))] == [1, 2, 3]
     assert view.end is not None and view.end.outcome == "failed"
     assert Cursor.decode(view.end.cursor, "t", "c").index == 3

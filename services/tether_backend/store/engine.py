@@ -33,6 +33,15 @@ _BUSY_MS: Final = 10_000  # a writer of SQLite waits so long for another
 _ROWS_MAX: Final = 256  # rows of one call: wording them holds the event loop, some milliseconds each time
 
 
+def upsert_statement(insert: Any, table: sa.Table, replace: bool) -> Any:
+    """Of a dialect's INSERT of one row with every column: ON CONFLICT replace the other columns, or do nothing."""
+    keys = [column.name for column in table.primary_key]
+    if not replace:
+        return insert.on_conflict_do_nothing(index_elements=keys)
+    rest = {column.name: insert.excluded[column.name] for column in table.c if column.name not in keys}
+    return insert.on_conflict_do_update(index_elements=keys, set_=rest)
+
+
 class Database:
     """An open, migrated database. `id` was drawn when it was first migrated and travels with every copy of it."""
 
@@ -73,17 +82,9 @@ class Database:
 
     def _upsert(self, table: sa.Table, replace: bool) -> Any:
         known = self._upserts.get((table.name, replace))
-        if known is not None:
-            return known
-        statement = self.insert(table)
-        keys = [column.name for column in table.primary_key]
-        if replace:
-            rest = {column.name: statement.excluded[column.name] for column in table.c if column.name not in keys}
-            statement = statement.on_conflict_do_update(index_elements=keys, set_=rest)
-        else:
-            statement = statement.on_conflict_do_nothing(index_elements=keys)
-        self._upserts[table.name, replace] = statement
-        return statement
+        if known is None:
+            known = self._upserts[table.name, replace] = upsert_statement(self.insert(table), table, replace)
+        return known
 
     async def alive(self) -> bool:
         try:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import sqlalchemy as sa
+from pydantic import TypeAdapter
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from tether import events as ev
@@ -30,6 +31,9 @@ from tether_backend.store.engine import Database
 
 # The kinds that have an index of their own. A partial index serves only a query that names its kind literally.
 KINDS: Final = {kind: sa.literal(kind, literal_execute=True) for kind in ("interaction", "gap")}
+
+_ITEMS: Final = TypeAdapter(list[ItemView])
+_ITEM_COLUMNS: Final = tuple(schema.items.c[name] for name in ("execution", "item", "position", "kind", "state"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,14 +185,14 @@ class History:
                 return None
             rows = (
                 await connection.execute(
-                    sa.select(schema.items)
+                    sa.select(*_ITEM_COLUMNS)
                     .where(its.tenant == tenant, its.execution == execution, its.position > after)
                     .order_by(its.position)
                     .limit(limit + 1)
                 )
             ).all()
         more = len(rows) > limit
-        items = [_item(row) for row in rows[:limit]]
+        items = _item_views(rows[:limit])
         return ItemList(execution=execution, applied=applied, items=items, after=items[-1].position if more else None)
 
     async def place(self, tenant: str, execution: str) -> Place | None:
@@ -322,12 +326,12 @@ async def _items(connection: AsyncConnection, tenant: str, names: Sequence[str],
         if len(kept) >= limit:
             break
         rows = await connection.execute(
-            sa.select(its.execution, its.item, its.position, its.kind, its.state)
+            sa.select(*_ITEM_COLUMNS)
             .where(its.tenant == tenant, its.execution == name)
             .order_by(its.position.desc())
             .limit(limit - len(kept))
         )
-        kept.extend(map(_item, rows))
+        kept.extend(_item_views(rows))
     kept.reverse()
     return kept
 
@@ -486,8 +490,11 @@ def _execution(row: Any, state: ExecutionState, pending: int, responses: Sequenc
     )
 
 
-def _item(row: Any) -> ItemView:
-    return ItemView(execution=row.execution, item=row.item, position=row.position, kind=row.kind, state=row.state)
+def _item_views(rows: Iterable[Any]) -> list[ItemView]:
+    """In one go: a page may have a thousand of them."""
+    return _ITEMS.validate_python(
+        [{"execution": row[0], "item": row[1], "position": row[2], "kind": row[3], "state": row[4]} for row in rows]
+    )
 
 
 def _interaction(row: Any) -> InteractionView:

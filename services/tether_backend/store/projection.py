@@ -49,7 +49,9 @@ class SupersededError(Exception):
 class ProjectionWriter:
     """One tenant's (and shard's) rows. One instance writes at a time; a failed batch forgets what it had in memory."""
 
-    def __init__(self, bus: Bus, database: Database, tenant: str, shard: int, metrics: Metrics) -> None:
+    def __init__(
+        self, bus: Bus, database: Database, tenant: str, shard: int, metrics: Metrics, *, kept: Kept | None = None
+    ) -> None:
         self._bus = bus
         self._database = database
         self._tenant = tenant
@@ -57,7 +59,7 @@ class ProjectionWriter:
         self._metrics = metrics
         self._stream = subjects.events_stream(tenant)
         self._touch = _touch_statement(database)
-        self._builders = Kept()
+        self._builders = Kept() if kept is None else kept
         # conversation → `_` is applied up to this sequence, stored at this time (a new stream uses sequences again)
         self._sequences: OrderedDict[str, tuple[int, int]] = OrderedDict()
 
