@@ -115,8 +115,11 @@ def environment(arguments: Sequence[str]) -> dict[str, Any]:
     }
 
 
-async def run(names: Sequence[str], *, short: bool, say: Callable[[str], None]) -> tuple[list[Figure], Rig]:
-    """Start a set, measure, end it. Cancelled: the measuring stops at its next wait, and everything is ended."""
+async def run(
+    names: Sequence[str], *, short: bool, say: Callable[[str], None], limit_s: float | None = None
+) -> tuple[list[Figure], Rig]:
+    """Start a set, measure within `limit_s`, end it. Cancelled: the measuring stops at its next wait, and everything is
+    ended."""
     with tempfile.TemporaryDirectory(prefix="tether-bench-") as name:
         folder = Path(name)
         agents = folder / "agents.toml"
@@ -126,8 +129,9 @@ async def run(names: Sequence[str], *, short: bool, say: Callable[[str], None]) 
             encoding="utf-8",
         )
         begun_s = time.monotonic()
+        allowed_s = limit_s or (SHORT_S if short else FULL_S)
         async with ephemeral(agents_file=agents) as state:
-            rig = Rig(state, folder, short, say=say, deadline_s=begun_s + (SHORT_S if short else FULL_S))
+            rig = Rig(state, folder, short, say=say, deadline_s=begun_s + allowed_s)
             say(f"a set is up ({time.monotonic() - begun_s:.0f} s)")
             working = asyncio.create_task(asyncio.to_thread(measured, rig, names), name="bench-measure")
             try:
@@ -143,6 +147,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--only", nargs="+", default=[], metavar="NAME", help="these figures (names or their beginnings)"
     )
+    parser.add_argument("--seconds", type=float, metavar="N", help="time for all of it, on a slower machine")
     parser.add_argument("--report", type=Path, default=Path("reports/bench.json"), metavar="PATH")
     given = parser.parse_args(arguments)
     try:
@@ -156,7 +161,7 @@ def main(arguments: Sequence[str]) -> int:
     where = environment(arguments)
     figures: list[Figure] = []
     try:
-        figures, rig = asyncio.run(_until_signal(names, short=given.short, say=say))
+        figures, rig = asyncio.run(_until_signal(names, short=given.short, limit_s=given.seconds, say=say))
     except CliError as error:
         say(str(error))
         return 1
@@ -174,12 +179,14 @@ def main(arguments: Sequence[str]) -> int:
     return 0 if content["verdict"] == "pass" else 1
 
 
-async def _until_signal(names: Sequence[str], *, short: bool, say: Callable[[str], None]) -> tuple[list[Figure], Rig]:
+async def _until_signal(
+    names: Sequence[str], *, short: bool, limit_s: float | None, say: Callable[[str], None]
+) -> tuple[list[Figure], Rig]:
     task = asyncio.current_task()
     assert task is not None
     with contextlib.suppress(NotImplementedError):
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    return await run(names, short=short, say=say)
+    return await run(names, short=short, limit_s=limit_s, say=say)
 
 
 if __name__ == "__main__":
