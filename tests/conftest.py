@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 
 import pytest
+from hypothesis import settings
 
 from support_nats import NatsServer, running_server
 from tether import topology
@@ -14,6 +16,11 @@ from tether.bus import NatsBus, connect
 from tether.testing import ASSERTING_MODULES, VirtualTimeLoop
 
 pytest.register_assert_rewrite(*ASSERTING_MODULES)
+
+
+if "CI" not in os.environ:  # there Hypothesis brings a profile of its own: derandomized, without deadlines
+    settings.register_profile("patient", deadline=None)  # time is judged by the bench
+    settings.load_profile("patient")
 
 
 def pytest_configure(config: pytest.Config) -> None:
