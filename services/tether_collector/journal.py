@@ -100,15 +100,25 @@ class Journal:
         """Raises JournalError."""
         try:
             self._db = sqlite3.connect(path, isolation_level=None)
-            self._db.execute("PRAGMA journal_mode=WAL")
-            self._db.execute("PRAGMA synchronous=FULL")
-            version = self._db.execute("PRAGMA user_version").fetchone()[0]
-            if version > SCHEMA_VERSION:
-                raise JournalError(f"{path} is of version {version}, this collector knows {SCHEMA_VERSION}")
-            self._db.executescript(_SCHEMA)
-            self._db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
         except sqlite3.Error as error:
             raise JournalError(f"{path} cannot be opened: {error}") from error
+        try:
+            self._prepare(path)
+        except sqlite3.Error as error:
+            self.close()
+            raise JournalError(f"{path} cannot be opened: {error}") from error
+        except JournalError:
+            self.close()
+            raise
+
+    def _prepare(self, path: Path) -> None:
+        self._db.execute("PRAGMA journal_mode=WAL")
+        self._db.execute("PRAGMA synchronous=FULL")
+        version = self._db.execute("PRAGMA user_version").fetchone()[0]
+        if version > SCHEMA_VERSION:
+            raise JournalError(f"{path} is of version {version}, this collector knows {SCHEMA_VERSION}")
+        self._db.executescript(_SCHEMA)
+        self._db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
 
     def close(self) -> None:
         self._db.close()

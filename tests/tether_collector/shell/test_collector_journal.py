@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import sqlite3
+import warnings
 from pathlib import Path
 
 import pytest
@@ -109,8 +111,12 @@ def test_a_journal_of_a_newer_version_or_no_journal_at_all_is_refused(tmp_path: 
     with sqlite3.connect(tmp_path / "j") as db:
         db.execute("PRAGMA user_version=99")
     db.close()
-    with pytest.raises(JournalError, match="version 99"):
-        Journal(tmp_path / "j")
+    with warnings.catch_warnings(record=True) as left_open:
+        warnings.simplefilter("always", ResourceWarning)
+        with pytest.raises(JournalError, match="version 99"):
+            Journal(tmp_path / "j")
+        gc.collect()
+    assert not left_open, "a refused journal is closed"
     (tmp_path / "text").write_text("this is no database, whatever its name says" * 100)
     with pytest.raises(JournalError, match="cannot be opened"):
         Journal(tmp_path / "text")
