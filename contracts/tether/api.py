@@ -27,7 +27,7 @@ from tether.events import Outcome, ReceiptStatus
 from tether.ids import ExecutionTarget, Token
 from tether.limits import KIB
 from tether.prompt import AgentSpec, Mode, TextContent
-from tether.sandbox import SandboxState
+from tether.sandbox import Registration, SandboxRecord, SandboxState
 
 PROBLEM_TYPE: Final = "application/problem+json"
 EVENT_STREAM_TYPE: Final = "text/event-stream"
@@ -314,6 +314,28 @@ class SandboxView(_Out):
     executions_omitted: int = 0
     version: str | None = None
     updated_at: int = 0
+
+    @staticmethod
+    def of(record: SandboxRecord, registration: Registration | None) -> SandboxView:
+        view = SandboxView(
+            workspace=record.workspace,
+            sandbox=record.sandbox,
+            state=record.state,
+            provider=record.provider,
+            connected=registration is not None,
+            updated_at=record.updated_at,
+        )
+        if registration is None:
+            return view
+        told = {
+            "boot": registration.boot,
+            "capabilities": list(registration.capabilities),
+            "agents": list(registration.agents),
+            "executions": [one.model_dump(mode="json") for one in registration.executions],
+            "executions_omitted": registration.executions_omitted,
+            "version": registration.version,
+        }
+        return view.model_copy(update=told)
 
 
 class SandboxList(_Out):

@@ -7,6 +7,7 @@ is left alone. Fields and metadata keys that a topology does not know are kept.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -132,7 +133,7 @@ def _sentences(what: str, wanted: Mapping[str, Any], found: Mapping[str, Any]) -
     return lines
 
 
-class _Object:
+class _Object(ABC):
     """A stream or a consumer: where its info is, how it is made and changed."""
 
     def __init__(self, what: str, info: str, missing: frozenset[int], wanted: dict[str, Any]) -> None:
@@ -167,8 +168,9 @@ class _Object:
         except ApiError as error:
             raise self._failed(error) from None
 
+    @abstractmethod
     def _request(self, config: dict[str, Any], *, create: bool) -> tuple[str, dict[str, Any]]:
-        raise NotImplementedError
+        """The API subject and the request that make (`create`) or change it."""
 
     def _failed(self, error: ApiError) -> BusError:
         kind = BusUnavailableError if error.code in _CALM else BusError

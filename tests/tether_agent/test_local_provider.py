@@ -19,7 +19,7 @@ from tether.bus import NatsBus
 from tether.errors import InvalidError
 from tether.processes import ProcessId, identify, is_running, send_signal
 from tether_agent.config import AgentSettings
-from tether_agent.providers import NotReadyError, ProvisionError, leftovers, procfs, sandbox_file
+from tether_agent.providers import NotReadyError, ProvisionError, collector_process, leftovers, procfs, sandbox_file
 from tether_agent.providers.local import LocalProvider
 from tether_agent.providers.sandbox_file import SandboxFile
 from tether_collector import keeper_link
@@ -307,3 +307,17 @@ async def test_many_sandboxes_are_stopped_at_once(bus: NatsBus, settings: AgentS
         stopped = await provider.stop_all()
     assert {each.workspace for each in stopped} == {"w0", "w1", "w2"}
     assert list(await provider.stop_all()) == []
+
+
+def test_a_log_that_a_running_collector_appends_to_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collector_process, "LOG_BYTES_MAX", 10)
+    log = tmp_path / "collector.log"
+    with log.open("ab", buffering=0) as appending:
+        appending.write(b"0123456789")
+        collector_process.bound(log)
+        assert log.stat().st_size == 10
+        appending.write(b"more")
+        collector_process.bound(log)
+        appending.write(b"later")
+    assert (log.read_bytes(), log.with_name("collector.log.1").read_bytes()) == (b"later", b"0123456789more")
+    collector_process.bound(tmp_path / "missing")

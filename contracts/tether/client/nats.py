@@ -408,29 +408,8 @@ class NatsTransport:
         return await _told(self._sandboxes())
 
     async def _sandboxes(self) -> SandboxList:
-        views = []
-        for record, registration in await (await self._records()).sandboxes():
-            view = SandboxView(
-                workspace=record.workspace,
-                sandbox=record.sandbox,
-                state=record.state,
-                provider=record.provider,
-                connected=registration is not None,
-                updated_at=record.updated_at,
-            )
-            if registration is not None:
-                view = view.model_copy(
-                    update={
-                        "boot": registration.boot,
-                        "capabilities": list(registration.capabilities),
-                        "agents": list(registration.agents),
-                        "executions": [one.model_dump(mode="json") for one in registration.executions],
-                        "executions_omitted": registration.executions_omitted,
-                        "version": registration.version,
-                    }
-                )
-            views.append(view)
-        return SandboxList(sandboxes=views)
+        found = await (await self._records()).sandboxes()
+        return SandboxList(sandboxes=[SandboxView.of(record, registration) for record, registration in found])
 
 
 def _now_s() -> float:

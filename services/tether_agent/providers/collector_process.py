@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ from tether.processes import ProcessId, identify, is_running, machine_boot, open
 from tether_agent.providers import procfs
 
 BOOT_VARIABLE: Final = "TETHER_BOOT"
-LOG_BYTES_MAX: Final = 8 << 20  # then it is put aside, once, at the next start of a collector
+LOG_BYTES_MAX: Final = 8 << 20  # then it is put aside, once
 TAIL_BYTES: Final = 2048
 # What a collector may take over of the agent service's environment: where things lie, locale, temp, certificates,
 # proxies. Agents' keys are not in it: they go by file.
@@ -87,7 +88,7 @@ def adopt(recorded: ProcessId | None, boot: str) -> CollectorProcess | None:
 
 def spawn(command: Sequence[str], environment: Mapping[str, str], log: Path) -> CollectorProcess:
     """Start a collector. Raises OSError where that is not possible."""
-    _rotate(log)
+    bound(log)
     pid = os.posix_spawn(
         command[0],
         list(command),
@@ -109,10 +110,14 @@ def spawn(command: Sequence[str], environment: Mapping[str, str], log: Path) -> 
     return CollectorProcess(identity, descriptor)
 
 
-def _rotate(log: Path) -> None:
+def bound(log: Path) -> None:
+    """Put aside what a log holds beyond its bound. A running collector appends to the same file, so it is copied and
+    cut, not moved: lines that come in between are lost to the log."""
     try:
-        if log.stat().st_size > LOG_BYTES_MAX:
-            log.replace(log.with_name(log.name + ".1"))
+        if log.stat().st_size <= LOG_BYTES_MAX:
+            return
+        shutil.copyfile(log, log.with_name(log.name + ".1"))
+        os.truncate(log, 0)
     except FileNotFoundError:
         pass
 

@@ -54,6 +54,7 @@ from tether_agent.providers.workspaces import Workspaces
 
 COLLECTOR: Final = (sys.executable, "-P", "-m", "tether_collector")
 LOCK_WAIT_S: Final = 10.0  # for an agent service that is just ending
+LOGS_LOOK_S: Final = 60.0
 RESTART_MIN_S: Final = 0.2
 RESTART_MAX_S: Final = 30.0
 STABLE_S: Final = 30.0  # a collector that lived so long starts the back-off afresh
@@ -119,17 +120,26 @@ class LocalProvider:
             self._workspaces = Workspaces(self._settings.agent_workspaces_dir, self._state_dir)
             async with asyncio.TaskGroup() as group:
                 self._group = group
+                logs = group.create_task(self._bound_logs(), name="collector-logs")
                 try:
                     await self._adopt_all(restart)
                     yield
                 finally:
                     self._group = None
+                    logs.cancel()
                     for sandbox in self._sandboxes.values():
                         if sandbox.watcher is not None:
                             sandbox.watcher.cancel()
         for sandbox in self._sandboxes.values():
             if sandbox.process is not None:
                 sandbox.process.close()
+
+    async def _bound_logs(self) -> None:
+        """The task that keeps collectors' logs within their bound, however long they run."""
+        while True:
+            for log in (self._state_dir / sandbox_file.FOLDER).glob("*/collector.log"):
+                await asyncio.to_thread(collector_process.bound, log)
+            await asyncio.sleep(LOGS_LOOK_S)
 
     async def _hold(self) -> contextlib.AbstractContextManager[object]:
         handle = (self._state_dir / "lock").open("a")

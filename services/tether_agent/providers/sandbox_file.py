@@ -20,6 +20,7 @@ from tether.processes import ProcessId
 from tether.service import write_whole
 
 Status = Literal["starting", "running", "stopped", "unfinished"]
+FOLDER: Final = "sandboxes"
 _VERSION: Final = 1
 _BYTES_MAX: Final = 64 * 1024
 _log = structlog.get_logger("tether_agent")
@@ -51,7 +52,7 @@ class SandboxFile:
 
 
 def folder_of(state_dir: Path, tenant: str, workspace: str) -> Path:
-    return state_dir / "sandboxes" / f"{tenant}.{workspace}"
+    return state_dir / FOLDER / f"{tenant}.{workspace}"
 
 
 def write(state_dir: Path, file: SandboxFile) -> None:
@@ -81,7 +82,7 @@ def _read(path: Path) -> SandboxFile | None:
 
 
 def read_all(state_dir: Path) -> Iterator[SandboxFile]:
-    for path in sorted((state_dir / "sandboxes").glob("*/sandbox.json")):
+    for path in sorted((state_dir / FOLDER).glob("*/sandbox.json")):
         file = _read(path)
         if file is not None:
             yield file

@@ -243,26 +243,5 @@ async def get_control(
 
 @router.get("/v1/sandboxes", response_model=SandboxList)
 async def list_sandboxes(who: Who, deps: With) -> Any:
-    views = []
-    for record, registration in await deps.runtime.sandboxes(who.tenant):
-        view = SandboxView(
-            workspace=record.workspace,
-            sandbox=record.sandbox,
-            state=record.state,
-            provider=record.provider,
-            connected=registration is not None,
-            updated_at=record.updated_at,
-        )
-        if registration is not None:
-            view = view.model_copy(
-                update={
-                    "boot": registration.boot,
-                    "capabilities": list(registration.capabilities),
-                    "agents": list(registration.agents),
-                    "executions": [one.model_dump(mode="json") for one in registration.executions],
-                    "executions_omitted": registration.executions_omitted,
-                    "version": registration.version,
-                }
-            )
-        views.append(view)
-    return SandboxList(sandboxes=views)
+    found = await deps.runtime.sandboxes(who.tenant)
+    return SandboxList(sandboxes=[SandboxView.of(record, registration) for record, registration in found])
