@@ -39,6 +39,7 @@ from tether.frames import Position
 from tether.ids import ExecutionTarget
 from tether.limits import FIRST_EVENT_S, WATCHDOG_AFTER_TERMINAL_S
 from tether_collector.core import inputs as i
+from tether_collector.core import replies
 from tether_collector.core.adapters import adapter_for
 from tether_collector.core.adapters import base as b
 from tether_collector.core.admission import Now, Rejection, answer_of, check_target, judge
@@ -309,6 +310,11 @@ class Execution:
                             self._take_all(self._receipts.settle(entry.control))
             case b.BackgroundChanged(open_, owed):
                 facts.background, facts.owed = open_, owed
+            case b.Reply():
+                if ":" in signal.control:
+                    replies.add(facts.replies, signal)
+                else:
+                    self._receipts.supply(signal.control, signal.data)
             case b.SessionFailed(reason, detail):
                 code = Code.RESUME_FAILED if reason == "not_found" else Code.SESSION_BUSY
                 facts.final = True
@@ -328,7 +334,7 @@ class Execution:
     def _on_stdin_line(self, line: i.StdinLine) -> None:
         if any(control == line.control for control, _ in self._opening):
             self._facts.opening_begun.append(line.control)
-        else:
+        elif not replies.begun(self._facts.replies, line.control):
             self._receipts.write_begun(line.control)
 
     def _on_stdin_done(self, done: i.StdinDone) -> None:
@@ -441,10 +447,10 @@ class Execution:
         if facts.stdin_closed:
             return []
         if self._stop.requested:
-            return list(self._receipts.wants("stop"))
+            return [*replies.wants(facts.replies, stopping=True), *self._receipts.wants("stop")]
         begun = (*facts.opening_begun, *facts.opening_done)
         opening: list[i.Want] = [i.WriteStdin(control, data) for control, data in self._opening if control not in begun]
-        return [*opening, *self._receipts.wants()]
+        return [*opening, *replies.wants(facts.replies, stopping=False), *self._receipts.wants()]
 
     # --- ends ------------------------------------------------------------------------------------------------------
 

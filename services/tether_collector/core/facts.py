@@ -17,6 +17,7 @@ class Facts:
     opening_begun: list[str] = field(default_factory=list)
     opening_done: list[str] = field(default_factory=list)
     opened_at_ms: int = 0
+    replies: list[dict[str, Any]] = field(default_factory=list)  # of the adapter, not yet written: see `replies.py`
     first_line_seen: bool = False
     silence_told: bool = False
     stdin_closed: bool = False

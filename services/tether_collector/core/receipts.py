@@ -95,9 +95,14 @@ class Receipts:
             if entry.data is not None and not entry.begun and (not verbs or entry.verb in verbs):
                 yield WriteStdin(entry.control, entry.data.encode())
 
+    def supply(self, control: str, data: bytes) -> None:
+        """The bytes of a control that had to wait for them, unless it came to its end meanwhile."""
+        if (entry := self._open.get(control)) is not None and not entry.begun:
+            entry.data = data.decode()
+
     def write_begun(self, control: str) -> None:
         if entry := self._open.get(control):
-            entry.begun = True
+            entry.begun, entry.data = True, None
 
     def write_done(self, control: str, result: str) -> list[Draft]:
         entry = self._open.get(control)

@@ -1,7 +1,10 @@
 """What an agent's adapter is: the pure translation between one CLI's lines and Tether's events.
 
-    line in  → `Drafts` and `Signal`s out          (`on_line`, `on_exit`)
-    intent   → bytes for stdin                     (`prompt`, `answer`, `interrupt`)
+    line in  → `Drafts` and `Signal`s out          (`on_line`, `on_exit`); a `Reply` is a signal with bytes for stdin
+    intent   → bytes for stdin                     (`opening`, `prompt`, `answer`, `interrupt`)
+
+Each write to stdin has an id that the keeper takes once: a control's own id, or one of the adapter's, which has a colon
+in it (`opening:prompt`, `reply:3`) and so can be no control's.
 
 An adapter's state is a plain JSON-able object owned by it; the execution machine (`core/execution.py`) keeps it,
 dumps it at segment boundaries and decides about ends, controls and receipts. No clock, no I/O, no randomness:
@@ -98,8 +101,30 @@ class SessionFailed:
     detail: str
 
 
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """Bytes for stdin that a line calls for: the next step of a handshake, the answer to a request of the CLI's own, or
+    a prompt or interrupt that had to wait for one of these.
+
+    `control`: the id of the control that is delivered by it, else an id with a colon, unique within the execution and
+    the same on every replay. `work`: it makes the CLI begin something, so it is not written once a stop was accepted.
+    """
+
+    control: str
+    data: bytes
+    work: bool = False
+
+
 Signal = (
-    TurnEnded | TurnBegan | PromptSeen | PromptTaken | InterruptSeen | AnswerSeen | BackgroundChanged | SessionFailed
+    TurnEnded
+    | TurnBegan
+    | PromptSeen
+    | PromptTaken
+    | InterruptSeen
+    | AnswerSeen
+    | BackgroundChanged
+    | SessionFailed
+    | Reply
 )
 
 
@@ -158,15 +183,19 @@ class Adapter(Protocol):
         ...
 
     def opening(self, launch: Launch) -> Sequence[tuple[str, bytes]]:
-        """(control id, stdin bytes) written right after the spawn: handshake and the prompt."""
+        """(id with a colon, stdin bytes) written right after the spawn: the prompt, or what a handshake begins with."""
         ...
 
-    def prompt(self, state: dict[str, Any], control: str, content: Sequence[Mapping[str, Any]]) -> bytes:
-        """An interjection. May note the control in `state`, to recognise it in the CLI's output."""
+    def prompt(self, state: dict[str, Any], control: str, content: Sequence[Mapping[str, Any]]) -> bytes | None:
+        """An interjection. May note the control in `state`, to recognise it in the CLI's output. None: it cannot be
+        written yet; a `Reply` under this id follows when it can."""
         ...
 
     def answer(self, state: dict[str, Any], answer: Answer) -> bytes:
         """Changes nothing. Raises `InvalidError` for an answer that the interaction cannot take."""
         ...
 
-    def interrupt(self, state: dict[str, Any], control: str) -> bytes: ...
+    def interrupt(self, state: dict[str, Any], control: str) -> bytes | None:
+        """None: not yet; a `Reply` under this id follows. Everything that the CLI must be told at once is in the bytes
+        (several lines where open requests of its own are to be answered, too)."""
+        ...

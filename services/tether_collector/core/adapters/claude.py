@@ -25,7 +25,7 @@ from tether_collector.core.adapters import base as b
 from tether_collector.core.adapters import claude_lines
 from tether_collector.core.inputs import OutputLine
 
-OPENING: Final = "opening-prompt"
+OPENING: Final = "opening:prompt"
 DENIED: Final = "The user declined."
 _NAMESPACE: Final = uuid.UUID("6f1d1c5e-8f5a-4b0e-9a59-6c2f0f3a7b11")
 _ENVIRONMENT: Final = {

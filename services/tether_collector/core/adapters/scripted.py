@@ -22,7 +22,7 @@ from tether_collector.core.adapters import base as b
 from tether_collector.core.adapters import segments as seg
 from tether_collector.core.inputs import Draft, OutputLine
 
-OPENING: Final = "opening-prompt"
+OPENING: Final = "opening:prompt"
 _STATUS: Final = {"ok": "completed", "error": "failed", "interrupted": "interrupted"}
 _MODEL: Final = ("started", "retrying", "failed", "completed")  # a tuple: what is looked up may be unhashable
 _SESSION_ERRORS: Final[dict[str, Any]] = {
@@ -67,7 +67,7 @@ class Scripted:
     def opening(self, launch: b.Launch) -> Sequence[tuple[str, bytes]]:
         return [(OPENING, _line({"type": "prompt", "id": launch.prompt_id, "text": text_of_content(launch.content)}))]
 
-    def prompt(self, state: State, control: str, content: Sequence[Mapping[str, Any]]) -> bytes:
+    def prompt(self, state: State, control: str, content: Sequence[Mapping[str, Any]]) -> bytes | None:
         return _line({"type": "prompt", "id": control, "text": text_of_content(content)})
 
     def answer(self, state: State, answer: b.Answer) -> bytes:
@@ -89,7 +89,7 @@ class Scripted:
             message["answers"] = {key: list(labels) for key, labels in answer.answers.items()}
         return _line(message)
 
-    def interrupt(self, state: State, control: str) -> bytes:
+    def interrupt(self, state: State, control: str) -> bytes | None:
         return _line({"type": "interrupt", "id": control})
 
     def on_line(self, state: State, line: OutputLine) -> b.Reading:
