@@ -17,6 +17,7 @@ from typing import Any
 
 from tether import frames, ids, owner, subjects, topology
 from tether.control import Authority, ControlReply, ControlRequest, StartCommand
+from tether.control_lease import USER_VERBS
 from tether.errors import BusError
 from tether.events import Event
 from tether.frames import Frame
@@ -164,6 +165,8 @@ class Rig:
         self._url = url
         self._environment = dict(environment or {})
         self._process: subprocess.Popen[bytes] | None = None
+        self._leases: dict[str, Authority] = {}
+        self._leasing = asyncio.Lock()
         self._log = root / f"{workspace}.log"
         self.directory.mkdir(parents=True, exist_ok=True)
         self._agent_env = root / "agent-env.json"
@@ -323,12 +326,34 @@ class Rig:
             verb=verb,
             target=target,
             payload=payload or {},
-            authority=authority or Authority(),
+            authority=authority or await self._authority(verb, target),
         )
         subject = subjects.control(self.tenant, self.workspace, verb)
         data = request.model_dump_json(exclude_none=True).encode()
         answer = await self.bus.request(subject, data, timeout_s=timeout_s)
         return ControlReply.model_validate_json(answer.data)
+
+    async def _authority(self, verb: str, target: ids.ExecutionTarget | None) -> Authority:
+        """As a backend has it: the control lease of the target's conversation, held for all its controls."""
+        if verb not in USER_VERBS or target is None:
+            return Authority()
+        async with self._leasing:
+            return self._leases.get(target.execution) or await self.lease(target)
+
+    async def lease(self, target: ids.ExecutionTarget, holder: str = "test", token: int | None = None) -> Authority:
+        """The lease is this holder's from now on, whoever had it; `token`: as if acquired at that revision."""
+        bucket = Bucket(self.bus, subjects.LEASES)
+        key = subjects.lease_key(target.tenant, target.workspace, target.conversation)
+        entry = await bucket.get(key)
+        if entry is not None:
+            await bucket.delete(key, revision=entry.revision)
+        value: dict[str, Any] = {"holder": holder, "execution": target.execution}
+        if token is not None:
+            value["token"] = token
+        entry = await bucket.create(key, value, op=ids.new_id("op"), ttl_s=60)
+        held = Authority(kind="lease", holder=holder, token=entry.revision if token is None else token)
+        self._leases[target.execution] = held
+        return held
 
     async def ask_start(self, run: Run, timeout_s: float = 12.0) -> ControlReply:
         payload = run.command.model_dump(mode="json", exclude_none=True)

@@ -33,6 +33,7 @@ SHUTDOWN_BUDGET_S: Final = 10.0
 # --- leases and registrations ---
 CONTROL_LEASE_TTL_S: Final = 15  # whole seconds: the server refuses fractions
 CONTROL_LEASE_RENEW_S: Final = 5.0
+CONTROL_LEASE_IDLE_S: Final = 2.0  # kept so long after its last use: below ADMISSION_WAIT_S, so another's turn comes
 REGISTRATION_TTL_S: Final = 30
 REGISTRATION_RENEW_S: Final = 10.0
 CONTROL_REPLY_S: Final = 10.0  # then the answer reads `unknown`
@@ -58,6 +59,11 @@ EXECUTION_TOKEN_CONVERSATION: Final = "_"  # the execution token of conversation
 # --- edge ---
 SSE_HEARTBEAT_S: Final = 10.0
 SSE_BUFFER_BYTES_MAX: Final = 1 * MIB
+SSE_RETRY_MS: Final = (500, 1500)  # a browser's wait before it connects again: drawn for each connection
+WS_MESSAGE_BYTES_MAX: Final = 16 * KIB  # of a client: it is refused, so it need not be held
+WS_PING_S: Final = 20.0
+WS_PONG_S: Final = 30.0  # without an answer to a ping for so long, the peer is gone
+TICKET_LIFE_S: Final = 60.0  # to open a stream with it; the open stream is not bounded by it
 PROMPT_BYTES_MAX: Final = 512 * KIB  # a message at the 1 MiB bus limit closes the connection once headers are added
 WAITING_PROMPTS_MAX: Final = 64
 HTTP_BODY_BYTES_MAX: Final = 1 * MIB

@@ -9,6 +9,7 @@ from typing import Final
 from tether import subjects
 from tether.asking import ask_collector
 from tether.control import ControlReply, ControlRequest
+from tether.control_lease import USER_VERBS, ControlLeases
 from tether.cursor import Cursor
 from tether.ids import ExecutionTarget
 from tether.kv import Bucket
@@ -35,13 +36,14 @@ class Deps:
     history: History
     feeds: Mapping[str, Feed]
     projectors: Mapping[str, Projector]
+    leases: ControlLeases
     admission: Admission
     metrics: Metrics
     version: str
 
     @property
     def runtime(self) -> Runtime:
-        return Runtime(self.bus, self.database.id)
+        return Runtime(self.bus, self.database.id, self.leases)
 
     async def caught_up(self, tenant: str) -> None:
         """Wait shortly for the rows to have what this process has seen of the log, so that whoever was told an event
@@ -50,9 +52,10 @@ class Deps:
 
 
 class Runtime:
-    def __init__(self, bus: Bus, database: str) -> None:
+    def __init__(self, bus: Bus, database: str, leases: ControlLeases) -> None:
         self._bus = bus
         self._database = database
+        self._leases = leases
 
     async def workspace(self, tenant: str, conversation: str) -> str | None:
         """Where the conversation lives; None before its first prompt was admitted."""
@@ -116,5 +119,7 @@ class Runtime:
         return [(record, registered.get(workspace)) for workspace, record in sorted(records.items())]
 
     async def control(self, tenant: str, workspace: str, request: ControlRequest) -> ControlReply:
-        """Ask the collector (see `tether.asking`)."""
+        """Ask the collector (see `tether.asking`), with the conversation's control lease where the verb needs it."""
+        if request.verb in USER_VERBS:
+            return await self._leases.ask(request)
         return await ask_collector(self._bus, tenant, workspace, request)

@@ -15,8 +15,10 @@ from typing import Final
 
 import structlog
 
+from tether import metrics as process_metrics
 from tether import subjects, topology
 from tether.bus import connect_service, wait_for_streams
+from tether.control_lease import ControlLeases
 from tether.errors import BusError, ProblemError
 from tether.ids import check_token
 from tether.kv import Bucket
@@ -64,6 +66,7 @@ async def run(settings: BackendSettings, stop: asyncio.Event) -> None:
 def assemble(settings: BackendSettings, tokens: Tokens, bus: Bus, database: Database) -> Deps:
     """The parts of one backend process."""
     metrics = Metrics()
+    process_metrics.serve_also(metrics.registry)
     names = settings.tenant_names
     return Deps(
         bus=bus,
@@ -71,6 +74,7 @@ def assemble(settings: BackendSettings, tokens: Tokens, bus: Bus, database: Data
         history=History(database),
         feeds={name: Feed(bus, name, metrics) for name in names},
         projectors={name: Projector(bus, database, name, metrics) for name in names},
+        leases=ControlLeases(bus, "backend"),
         admission=Admission(tokens, settings.host_names, settings.origins),
         metrics=metrics,
         version=importlib.metadata.version("tether"),
@@ -94,6 +98,7 @@ async def serve(settings: BackendSettings, tokens: Tokens, bus: Bus, database: D
             feed.close()
         server.should_exit = True
         await web
+        await deps.leases.close()
         for task in (*tasks, announce):
             task.cancel()
 

@@ -11,17 +11,22 @@ as a caller waits, then says how things stand.
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, Final
 
 import structlog
 
-from tether import subjects
+from tether import subjects, tracing
 from tether.control import ControlReply, ControlRequest, decode_request
+from tether.control_lease import USER_VERBS, is_behind
+from tether.control_lease import check as check_lease
 from tether.errors import BusError, Code, InvalidError, Problem, ProblemError, problem
-from tether.ids import check_token
+from tether.ids import ExecutionTarget, check_token
+from tether.kv import Bucket
 from tether.limits import CONTROL_REPLY_S, SNAPSHOT_MEMORY_BYTES_MAX
 from tether.ports import Bus, Message
 from tether.snapshot import Snapshot
+from tether_collector import metrics
 from tether_collector.blobs import blob_of_text
 from tether_collector.execution_shell import ExecutionShell, now_ms
 from tether_collector.executions import Executions
@@ -30,6 +35,7 @@ from tether_collector.starting import Starter
 
 REPLY_WAIT_S: Final = CONTROL_REPLY_S - 1.0
 REPLY_ROOM_BYTES: Final = 16 * 1024  # of a reply's payload for everything but the snapshot
+LAG_PAUSES_S: Final = (0.02, 0.05, 0.1, 0.2, 0.0)  # between reads of a lease whose write the replica may not have yet
 # Until when a reply waits; final statuses always end it.
 ENOUGH: Final = {
     "answer": frozenset({"delivered"}),
@@ -54,6 +60,14 @@ class ControlServer:
         return bus.serve(subject, self.handle, name="tether-collector")
 
     async def handle(self, message: Message) -> bytes:
+        verb = metrics.known_verb(message.subject.rpartition(".")[2])
+        with tracing.scope(f"control {verb}", kind="server", headers=message.headers) as span:
+            reply = await self._handle(message, span)
+            span.set(status=reply.status)
+            metrics.controls.labels(verb, reply.status).inc()
+            return reply.encode()
+
+    async def _handle(self, message: Message, span: tracing.Span) -> ControlReply:
         verb = message.subject.rpartition(".")[2]
         control = ""
         try:
@@ -61,7 +75,8 @@ class ControlServer:
             control = request.control
             if request.verb != verb:
                 raise InvalidError("verb", f"must be {verb}, as the subject says")
-            reply = await self._serve(request)
+            with tracing.identified(span, **identity_of(request)):
+                reply = await self._serve(request)
         except ProblemError as error:
             structlog.get_logger("tether.collector").info(
                 "control_rejected", verb=verb, control=control, code=error.problem.code
@@ -69,7 +84,7 @@ class ControlServer:
             reply = rejected(control, verb, error.problem)
         except BusError as error:
             reply = rejected(control, verb, problem(Code.RUNTIME_UNAVAILABLE, error.detail))
-        return reply.encode()
+        return reply
 
     async def _serve(self, request: ControlRequest) -> ControlReply:
         match request.verb:
@@ -154,7 +169,7 @@ class ControlServer:
         if known is None:
             if shell is None:
                 return self._of_ended(request)
-            self._check_authority(request)
+            await self._check_authority(request, target)
             machine = shell.judging
             if machine is None:
                 raise ProblemError(problem(Code.RUNTIME_UNAVAILABLE, "the execution is being recovered"))
@@ -170,14 +185,23 @@ class ControlServer:
         known = journal.control(request.control) or known
         return known.reply(None if shell is None else shell.summary().target)
 
-    def _check_authority(self, request: ControlRequest) -> None:
-        """A token, where one is given, is never lower than one seen before."""
+    async def _check_authority(self, request: ControlRequest, target: ExecutionTarget) -> None:
+        """A token is never lower than one seen before; a user's control carries the lease that is stored now."""
         authority = request.authority
-        assert request.target is not None
-        if authority.token and authority.token < self._around.journal.token(
-            request.target.conversation, authority.kind
-        ):
-            raise ProblemError(problem(Code.LEASE_NOT_READY, "a newer holder has sent controls already"))
+        if authority.token and authority.token < self._around.journal.token(target.conversation, authority.kind):
+            raise ProblemError(problem(Code.LEASE_NOT_READY, "authority: a newer holder has sent controls already"))
+        if request.verb not in USER_VERBS or authority.kind in ("owner", "sandbox"):
+            return
+        key = subjects.lease_key(target.tenant, target.workspace, target.conversation)
+        bucket = Bucket(self._around.bus, subjects.LEASES, leader=False)
+        for pause_s in LAG_PAUSES_S:
+            entry = await bucket.get(key)
+            if not is_behind(entry, authority):
+                break
+            await asyncio.sleep(pause_s)
+        refusal = check_lease(entry, authority, target.execution)
+        if refusal is not None:
+            raise ProblemError(refusal)
 
     def _refused(self, request: ControlRequest, shell: ExecutionShell, why: Problem) -> ControlReply:
         """With the current target where it was stale, with the winner's receipt where an answer came too late."""
@@ -212,3 +236,10 @@ class ControlServer:
 
 def rejected(control: str, verb: str, why: Problem) -> ControlReply:
     return ControlReply(control=control, verb=verb, status="rejected", problem=why)
+
+
+def identity_of(request: ControlRequest) -> dict[str, str]:
+    """What log lines and spans of a control say of it."""
+    target = request.target
+    where = {} if target is None else {"conversation": target.conversation, "execution": target.execution}
+    return {"control": request.control, **where}

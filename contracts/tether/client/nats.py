@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, TypeVar
 
 from pydantic import ValidationError
 
-from tether import subjects
+from tether import subjects, tracing
 from tether.api import (
     ControlAnswer,
     ConversationHistory,
@@ -34,6 +34,7 @@ from tether.client.transport import FollowOptions
 from tether.client.types import Answer, Message, Submission
 from tether.client.views import active_view, answer_control, execution_view, history_of
 from tether.control import AnswerPayload, ControlReply, ControlRequest, Verb
+from tether.control_lease import ControlLeases
 from tether.cursor import Cursor
 from tether.errors import (
     BusError,
@@ -80,6 +81,7 @@ class NatsTransport:
         self._credentials = credentials or NatsCredentials()
         self._connected: Bus | None = None if isinstance(bus, str) else bus
         self._connecting = asyncio.Lock()
+        self._leases: ControlLeases | None = None
 
     async def _bus(self) -> Bus:
         async with self._connecting:
@@ -101,9 +103,13 @@ class NatsTransport:
             return self._connected
 
     async def _records(self) -> Records:
-        return Records(await self._bus(), self.tenant)
+        bus = await self._bus()
+        self._leases = self._leases or ControlLeases(bus, "client")
+        return Records(bus, self.tenant, self._leases)
 
     async def close(self) -> None:
+        if self._leases is not None:
+            await self._leases.close()
         if isinstance(self._given, str) and self._connected is not None:
             await self._connected.close()
 
@@ -179,7 +185,7 @@ class NatsTransport:
         backoff = Backoff()
         while True:
             try:
-                await bus.publish(subject, data, msg_id=prompt.message_id)
+                await bus.publish(subject, data, msg_id=prompt.message_id, headers=tracing.outgoing())
                 return
             except (UndecidedError, BusUnavailableError) as error:
                 if error.code == _QUEUE_FULL and "per subject" in error.detail:

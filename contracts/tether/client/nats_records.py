@@ -10,6 +10,7 @@ from tether import subjects
 from tether.asking import ask_collector
 from tether.blobs import snapshot_of
 from tether.control import ControlReply, ControlRequest
+from tether.control_lease import USER_VERBS, ControlLeases
 from tether.cursor import Cursor, tag_of
 from tether.errors import InvalidError
 from tether.fold import Applied, ConversationFold, ExecutionFold, ExecutionState
@@ -42,8 +43,9 @@ class Log:
 class Records:
     """Read-only view of one tenant."""
 
-    def __init__(self, bus: Bus, tenant: str) -> None:
+    def __init__(self, bus: Bus, tenant: str, leases: ControlLeases | None = None) -> None:
         self.bus = bus
+        self._leases = leases or ControlLeases(bus, "client")
         self.tenant = tenant
         self.stream = subjects.events_stream(tenant)
 
@@ -114,7 +116,9 @@ class Records:
     # --- controls ---
 
     async def control(self, request: ControlRequest, workspace: str) -> ControlReply:
-        """Ask the collector (see `tether.asking`)."""
+        """Ask the collector (see `tether.asking`), with the conversation's control lease where the verb needs it."""
+        if request.verb in USER_VERBS:
+            return await self._leases.ask(request)
         return await ask_collector(self.bus, self.tenant, workspace, request)
 
     async def live_snapshot(self, address: EventAddress) -> Snapshot | None:

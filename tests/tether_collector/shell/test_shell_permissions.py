@@ -18,6 +18,7 @@ PUBLISH = (
     REGISTRATION,
     f"$JS.API.DIRECT.GET.EVENTS_{TENANT}.tether.event.{TENANT}.{WORKSPACE}.>",
     f"$JS.API.DIRECT.GET.KV_tether_owners.$KV.tether_owners.{TENANT}.{WORKSPACE}.>",
+    f"$JS.API.DIRECT.GET.KV_tether_leases.$KV.tether_leases.control.{TENANT}.{WORKSPACE}.>",
     f"$JS.API.DIRECT.GET.KV_tether_sandboxes.{REGISTRATION}",
     "_INBOX_c1.>",
 )

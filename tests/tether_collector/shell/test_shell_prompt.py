@@ -13,7 +13,7 @@ from support_nats import NatsServer
 from support_shell import Rig, Run, collector, eventually
 from tether import subjects
 from tether.bus import NatsBus
-from tether.control import Authority, ControlReply
+from tether.control import ControlReply
 from tether.cursor import tag_of
 from tether.fold import ExecutionFold
 from tether.sandbox import Registration
@@ -273,7 +273,7 @@ async def test_a_lower_token_of_the_same_kind_is_refused(
         payload = {"request": "req_2", "content": [{"type": "text", "text": "!say two"}]}
 
         async def interject(token: int) -> ControlReply:
-            authority = Authority(kind="lease", holder="h", token=token)
+            authority = await rig.lease(run.target, "h", token)
             return await rig.ask("interject", target=run.target, payload=payload, authority=authority)
 
         assert (await interject(7)).status in ("delivered", "settled")
