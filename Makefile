@@ -38,11 +38,11 @@ types: $(STAMP)
 layers: $(STAMP)
 	@$(BIN)/lint-imports
 
-schemas: $(STAMP) ## fails where the exported schemas differ from the code
-	@$(BIN)/python -m tether_schemas --check docs/schemas
+schemas: $(STAMP) ## fails where schemas, OpenAPI, AsyncAPI or reference in docs/ differ from the code
+	@$(BIN)/python -m tether_schemas --check docs
 
-generate: $(STAMP) ## writes the exported schemas anew
-	@$(BIN)/python -m tether_schemas docs/schemas
+generate: $(STAMP) ## writes schemas, OpenAPI, AsyncAPI and reference in docs/ anew
+	@$(BIN)/python -m tether_schemas docs
 
 requirements: $(STAMP) ## every requirement is covered by a test that exists, or named as open
 	@$(BIN)/python -m tether_requirements tests/requirements.toml

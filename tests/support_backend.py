@@ -17,6 +17,7 @@ from typing import Any
 
 import httpx2
 
+from support_openapi import documented
 from tether import events as ev
 from tether import subjects, topology
 from tether.events import ConversationEvent, Event
@@ -261,7 +262,8 @@ async def running_backend(
                 for one in deps.projectors.values():
                     await one.bound.wait()
             headers = {"Authorization": f"Bearer {token_of(tenants[0])}"}
-            async with httpx2.AsyncClient(base_url=url, headers=headers, timeout=30.0) as client:
+            hooks: Any = {"response": [documented]}
+            async with httpx2.AsyncClient(base_url=url, headers=headers, timeout=30.0, event_hooks=hooks) as client:
                 backend = Backend(deps, url, tenants[0], client)
                 try:
                     yield backend

@@ -21,6 +21,7 @@ from tether.client.types import Answer, Submission
 from tether.events import Event
 from tether.ids import new_id
 from tether.processes import ProcessId, identify
+from tether.prompt import AgentSpec
 from tether_agent.providers import procfs
 from tether_agents.locate import FoundAgent, Problem, find_agent
 from tether_cli.state import SetState
@@ -33,8 +34,12 @@ MARKER: Final = "TETHER_PROCESS_NONCE"
 
 
 def found_claude() -> FoundAgent:
+    return found_cli("claude")
+
+
+def found_cli(kind: str) -> FoundAgent:
     """The pinned CLI; skips the test where it is not installed."""
-    found = find_agent("claude", Path(os.environ["TETHER_AGENTS_DIR"]) if "TETHER_AGENTS_DIR" in os.environ else None)
+    found = find_agent(kind, Path(os.environ["TETHER_AGENTS_DIR"]) if "TETHER_AGENTS_DIR" in os.environ else None)
     if isinstance(found, Problem):
         pytest.skip(str(found))
     return found
@@ -50,6 +55,9 @@ class Rig:
     root: Path
     key_file: Path
     cli_version: str
+    agent: str = "claude"
+    model: str | None = None
+    args: tuple[str, ...] = ()
 
     @property
     def data(self) -> Path:
@@ -97,11 +105,12 @@ class Talk:
         if self._reader is not None:
             await self._reader.aclose()
 
-    async def prompt(self, text: str) -> Submission:
-        client = self._rig.client
-        found = await client.prompt(self.conversation, text, agent="claude", workspace=WORKSPACE)
+    async def prompt(self, text: str, permission_mode: Any = None) -> Submission:
+        rig = self._rig
+        agent = AgentSpec(kind=rig.agent, model=rig.model, permission_mode=permission_mode, args=rig.args)
+        found = await rig.client.prompt(self.conversation, text, agent=agent, workspace=WORKSPACE)
         if self._reader is None:
-            self._reader = client.follow(self.conversation)
+            self._reader = rig.client.follow(self.conversation)
         return found
 
     async def until(self, kind: str, /, **body: Any) -> Event:
@@ -179,9 +188,9 @@ def environ_of(pid: int) -> bytes:
         return b""
 
 
-def cli_of(execution: str) -> ProcessId:
-    """The CLI's own process."""
-    [pid] = [pid for pid, argv in processes_of(execution).items() if "--input-format" in argv]
+def cli_of(execution: str, argument: str = "--input-format") -> ProcessId:
+    """The CLI's own process, told by an argument that only it has."""
+    [pid] = [pid for pid, argv in processes_of(execution).items() if argument in argv]
     identity = identify(pid)
     assert identity is not None
     return identity

@@ -25,7 +25,7 @@ def main() -> int:
     async def serve(stop: asyncio.Event) -> None:
         await run_collector(settings, stop, step=step)
 
-    return run(serve, settings, service="tether-collector")
+    return run(serve, settings, service="collector")
 
 
 if __name__ == "__main__":

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from tether import events as ev
@@ -14,12 +12,10 @@ from tether.ids import ExecutionTarget
 from tether_collector.core import inputs as i
 from tether_collector.core.adapters import adapter_for
 from tether_collector.core.adapters.base import Adapter, Launch
-from tether_collector.core.adapters.claude import CLAUDE
 from tether_collector.core.execution import Execution
 
 START_MS = 1_000_000
 PROMPT_ID = "11111111-1111-4111-8111-111111111111"
-GOLDEN = Path(__file__).parent / "golden"
 TARGET = ExecutionTarget(
     tenant="t1",
     workspace="w1",
@@ -163,88 +159,3 @@ def started(kind: str = "scripted") -> Rig:
             {"type": "turn.started", "prompt": PROMPT_ID},
         )
     return rig
-
-
-# --- recordings ------------------------------------------------------------------------------------------------------
-
-
-def recordings() -> list[Path]:
-    return sorted(GOLDEN.glob("claude-*/*.ndjson"))
-
-
-def read_recording(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-class Replay:
-    """A recording as inputs: what the driver of that day wrote becomes the controls that would have written it."""
-
-    def __init__(self, path: Path) -> None:
-        self._rows = read_recording(path)
-        spawn = json.loads(self._rows[0]["line"])
-        prompts = [row for row in self._rows if row["ch"] == "stdin" and '"user"' in row["line"]]
-        first = json.loads(prompts[0]["line"]).get("uuid") if prompts else None
-        self.launch = launch(resume="--resume" in spawn["argv"], prompt_id=first or PROMPT_ID)
-        self._replace: dict[str, str] = {}
-        self._controls = 0
-        self._prompts = 0
-
-    def inputs(self) -> Iterator[i.Input]:
-        for row in self._rows:
-            at = START_MS + int(row["t"] * 1000)
-            line: str = row["line"]
-            for old, new in self._replace.items():
-                line = line.replace(old, new)
-            if row["ch"] == "proc":
-                yield from self._proc(at, json.loads(line))
-            elif row["ch"] == "stdin":
-                yield from self._stdin(at, line)
-            else:
-                data = line.encode()
-                yield i.OutputLine(at, row["ch"], data, len(data))
-
-    def _proc(self, at: int, event: dict[str, Any]) -> Sequence[i.Input]:
-        match event["event"]:
-            case "stdin_closed":
-                return [i.StreamClosed(at, "stdin")]
-            case "stdout_eof":
-                return [i.StreamClosed(at, "stdout")]
-            case "exit":
-                return [i.Exited(at, event["rc"]), i.Proved(at, "pid_namespace")]
-            case _:
-                return []
-
-    def _stdin(self, at: int, line: str) -> Sequence[i.Input]:
-        try:
-            message = json.loads(line)
-        except ValueError:
-            return []
-        self._controls += 1
-        control = f"ctl-{self._controls}"
-        match message["type"]:
-            case "user":
-                self._prompts += 1
-                if self._prompts == 1:
-                    control = "opening-prompt"
-                    return [i.StdinLine(at, control, line.encode()), i.StdinDone(at, control, "written")]
-                payload: dict[str, Any] = {"request": f"req-{self._controls}", "content": message["message"]["content"]}
-                if "uuid" in message:
-                    ours = json.loads(CLAUDE.prompt(CLAUDE.initial(self.launch), control, payload["content"]))["uuid"]
-                    self._replace[message["uuid"]] = ours
-                return self._control(at, control, "interject", payload)
-            case "control_response":
-                response = message["response"]
-                decision = response["response"]
-                payload = {"interaction": response["request_id"], "decision": decision["behavior"]}
-                if "message" in decision:
-                    payload["text"] = decision["message"]
-                answers = decision.get("updatedInput", {}).get("answers", {})
-                payload["answers"] = {key: [value] for key, value in answers.items()}
-                return self._control(at, control, "answer", payload)
-            case "control_request" if message["request"]["subtype"] == "interrupt":
-                return self._control(at, message["request_id"], "interrupt", {})
-        return []
-
-    def _control(self, at: int, control: str, verb: str, payload: dict[str, Any]) -> Sequence[i.Input]:
-        note = i.Note(at, "control", {"control": control, "verb": verb, "payload": payload})
-        return [note, i.StdinLine(at, control, b""), i.StdinDone(at, control, "written")]

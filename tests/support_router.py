@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -10,16 +11,18 @@ from dataclasses import dataclass, field
 from typing import Any, ParamSpec, cast
 
 from tether import ids, subjects, topology
-from tether.control import ControlReply, decode_command, decode_request
-from tether.errors import Code, Problem, WrongLastSequenceError, problem
+from tether.control import ControlReply, ControlRequest, decode_command, decode_request
+from tether.errors import Code, Problem, ProblemError, WrongLastSequenceError, problem
 from tether.events import ConversationEvent, Event
 from tether.frames import Frame, Position, decode, encode
 from tether.kv import Bucket
 from tether.owner import Accepted, OwnerInput, OwnerRecord, decide
 from tether.ports import Bus, Job, Message, PubAck, StoredMessage
 from tether.prompt import AgentSpec, Mode, Prompt, RequestRecord, TextContent
+from tether.sandbox import CAN_SNAPSHOT, CAN_STOP_TARGET, Registration, SandboxRecord
 from tether.subjects import EventAddress
 from tether.testing import VirtualTimeLoop
+from tether_collector.stop_authority import check_takeover
 from tether_router.admitter import Admitter
 from tether_router.config import RouterSettings
 from tether_router.log import Log
@@ -164,9 +167,12 @@ async def routing(bus: Bus) -> AsyncIterator[Callable[[], Awaitable[None]]]:
 
 @dataclass
 class Sandbox:
-    """Takes commands as the contract says (only what the owner record names in `starting`, claimed at base 0) and
-    answers `interject` and `receipt` from a journal. `refuse`: what interjections get; `unknown`: they are written in
-    part; `lose_replies`: so many answers are lost after their effect."""
+    """Takes commands as the contract says (only what the owner record names in `starting`, claimed at base 0; what is
+    taken over before ends there) and answers `interject`, `stop` and `receipt` from a journal. It is registered.
+
+    `refuse`: what interjections get; `unknown`: they are written in part; `lose_replies`: so many answers are lost
+    after their effect; `refuse_stop`: what stops get; `deaf`: so many controls never arrive; `hold_stops`: stops are
+    taken, and nothing ends; `stopped`: which executions a stop has ended."""
 
     bus: Bus
     tenant: str = TENANT
@@ -183,11 +189,21 @@ class Sandbox:
     active: int = 0
     most_active: int = 0
     hold_claims: bool = False
+    await_state: str | None = None  # the first command is given back until the owner record says this
+    claims_late: bool = False  # a start that was let in before its takeover is claimed after it
+    refuse_stop: Problem | None = None
+    deaf: int = 0
+    hold_stops: bool = False
+    stopped: list[str] = field(default_factory=list)
+    ended: set[str] = field(default_factory=set)
+    boot: str = "b1"
+    capabilities: tuple[str, ...] = (CAN_SNAPSHOT, CAN_STOP_TARGET)
     _frames: dict[str, tuple[EventAddress, int, int]] = field(default_factory=dict)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Sandbox]:
         control = subjects.control_all(self.tenant, self.workspace)
+        await self.register()
         async with self.bus.serve(control, self._answer, name="sandbox"):
             task = asyncio.create_task(self._take_commands(), name="sandbox-commands")
             try:
@@ -196,12 +212,50 @@ class Sandbox:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
 
+    async def register(self, **changes: Any) -> None:
+        """What the collector and the provider say of it; `changes` to the registration."""
+        name = ids.sandbox_id(self.tenant, self.workspace)
+        who: dict[str, Any] = {"tenant": self.tenant, "workspace": self.workspace, "sandbox": name}
+        facts = {"pid": 7}
+        said = {**who, "boot": self.boot, "instance": "i1", "capabilities": self.capabilities, "facts": facts}
+        registration = Registration.model_validate({**said, **changes})
+        record = SandboxRecord.model_validate({**who, "state": "active", "provider": "test", "facts": facts})
+        await self.put(subjects.registration_key(self.tenant, self.workspace, registration.sandbox), registration)
+        await self.put(subjects.sandbox_key(self.tenant, self.workspace), record)
+
+    async def put(self, key: str, record: Registration | SandboxRecord) -> None:
+        bucket = Bucket(self.bus, subjects.SANDBOXES)
+        entry = await bucket.get(key)
+        if entry is None:
+            await bucket.create(key, record.value(), op=ids.new_id("op"))
+        else:
+            await bucket.update(key, record.value(), op=ids.new_id("op"), revision=entry.revision)
+
+    async def unregister(self) -> None:
+        bucket = Bucket(self.bus, subjects.SANDBOXES)
+        entry = await bucket.get(
+            subjects.registration_key(self.tenant, self.workspace, ids.sandbox_id(self.tenant, self.workspace))
+        )
+        assert entry is not None
+        await bucket.delete(entry.key, revision=entry.revision)
+
     async def _take_commands(self) -> None:
         async for job in self.bus.jobs(subjects.COMMANDS_STREAM, subjects.AGENT_DURABLE):
-            if self.hold_claims:
+            if self.hold_claims or not await self._is_awaited(job):
                 await job.nak(0.5)
                 continue
             await self._start(job)
+
+    async def _is_awaited(self, job: Job) -> bool:
+        if self.await_state is None:
+            return True
+        target = decode_command(job.message.data).target
+        key = subjects.owner_key(target.tenant, target.workspace, target.conversation)
+        entry = await Bucket(self.bus, subjects.OWNERS).get(key)
+        awaited = entry is not None and entry.value["state"] == self.await_state
+        if awaited:
+            self.await_state = None
+        return awaited
 
     async def _start(self, job: Job) -> None:
         command = decode_command(job.message.data)
@@ -211,7 +265,20 @@ class Sandbox:
         record = OwnerRecord() if entry is None else OwnerRecord.model_validate(entry.value)
         named = record.target is not None and record.target.execution == target.execution
         address = EventAddress(target.tenant, target.workspace, target.conversation, target.execution)
-        if record.state != "starting" or not named:
+        if record.state == "stopping" and named and not self.claims_late:
+            ends = [
+                Event(ordinal=1, at=now_ms(), type="response.ended", body={"outcome": "never_started"}),
+                Event(
+                    ordinal=2,
+                    at=now_ms(),
+                    type="execution.ended",
+                    body={"outcome": "never_started", "proof": {"method": "never_spawned", "at": now_ms()}},
+                ),
+            ]
+            frame = Frame(first=1, last=2, pos=Position(record=0, index=0), events=ends)
+            with contextlib.suppress(WrongLastSequenceError):
+                await self.bus.publish(address.subject, encode(frame), expect_last=0)
+        elif record.state not in ("starting", "stopping") or not named:
             self.stale.append(target.execution)
         else:
             body = {
@@ -249,6 +316,7 @@ class Sandbox:
     async def end(self, execution: str, outcome: str = "completed") -> None:
         proof = {"method": "pid_namespace", "at": now_ms()}
         self.active -= 1
+        self.ended.add(execution)
         await self.tell(execution, "execution.ended", {"outcome": outcome, "proof": proof})
 
     async def finish(self, execution: str) -> None:
@@ -263,6 +331,9 @@ class Sandbox:
 
     async def _answer(self, message: Message) -> bytes | None:
         request = decode_request(message.data)
+        if self.deaf > 0:
+            self.deaf -= 1
+            return None
         self.asked.append((request.verb, request.control))
         if request.verb == "receipt":
             reply = self.journal.get(request.control) or ControlReply(
@@ -274,6 +345,8 @@ class Sandbox:
         elif request.control in self.journal:
             reply = self.journal[request.control]
             assert self.digests[request.control] == request.digest, "the same control id with another payload"
+        elif request.verb == "stop":
+            reply = await self._stop(request)
         else:
             reply = ControlReply(control=request.control, verb=request.verb, status="delivered")
             if self.refuse is not None:
@@ -289,6 +362,36 @@ class Sandbox:
             self.lose_replies -= 1
             return None
         return reply.encode()
+
+    async def _stop(self, request: ControlRequest) -> ControlReply:
+        """As a collector does: only for the owner record, journaled, its receipts in the log, the proof last."""
+        assert request.target is not None and request.target.boot and request.target.process_generation
+        execution = request.target.execution
+        refusal = self.refuse_stop
+        if refusal is None and (execution not in self.claimed or execution in self.ended):
+            refusal = problem(Code.SESSION_STREAM_NOT_ACTIVE, "the execution has ended", ended=True)
+        if refusal is None:
+            try:
+                await check_takeover(self.bus, request, request.target)
+            except ProblemError as error:
+                refusal = error.problem
+        if refusal is not None:
+            return ControlReply(control=request.control, verb="stop", status="rejected", problem=refusal)
+        self.journal[request.control] = ControlReply(control=request.control, verb="stop", status="accepted")
+        self.digests[request.control] = request.digest
+        await self.tell(
+            execution, "control.receipt", {"control": request.control, "verb": "stop", "status": "accepted"}
+        )
+        if not self.hold_stops:
+            self.journal[request.control] = ControlReply(control=request.control, verb="stop", status="settled")
+            await self.end_stopped(execution)
+        return self.journal[request.control]
+
+    async def end_stopped(self, execution: str) -> None:
+        """The proof that a stop was waiting for."""
+        self.stopped.append(execution)
+        await self.tell(execution, "response.ended", {"outcome": "stopped"})
+        await self.end(execution, "stopped")
 
 
 # --- a bus that goes wrong at a chosen write ---

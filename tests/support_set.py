@@ -60,12 +60,13 @@ class TetherSet:
 
 
 @contextlib.contextmanager
-def running_set() -> Iterator[TetherSet]:
+def running_set(extra: Mapping[str, str] | None = None, options: Sequence[str] = ()) -> Iterator[TetherSet]:
+    """`extra`: further variables of the shell that starts it; `options` of `tether up`."""
     with tempfile.TemporaryDirectory(prefix="tether-set-") as root:
         up = TetherSet(Path(root), Path(root) / "data")
-        command = up.command("up", "--detach")
+        command = up.command("up", "--detach", *options)
         started = subprocess.run(
-            command, env=environment(up.home), capture_output=True, text=True, timeout=UP_S, check=False
+            command, env=environment(up.home, extra), capture_output=True, text=True, timeout=UP_S, check=False
         )
         assert started.returncode == 0, started.stdout + started.stderr
         try:

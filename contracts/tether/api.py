@@ -14,10 +14,17 @@ The event stream (SSE) has these frames, each with `id:` = the cursor after it w
     : hb                                    a heartbeat
 
 A response that was cut is continued by `Last-Event-ID` or `?cursor=` with the last id seen.
+
+`GET /v1/conversations/{c}/ws?cursor=…` gives the same frames over a WebSocket, each as one text message
+`{"frame": name, "id": cursor or null, "data": {…}}`: `message` is an event, `hb` a heartbeat. It takes no messages. A
+refusal is an HTTP answer to the handshake, as to any request. It is closed with a code of `WsClose`.
+
+Where no header can be sent (a browser's EventSource and WebSocket), `?ticket=` of `StreamTicket` opens either of them.
 """
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -40,6 +47,18 @@ FRAME_LIVE: Final = "live"
 FRAME_PROBLEM: Final = "problem"
 FRAME_SNAPSHOT: Final = "snapshot"
 FRAME_END: Final = "end"
+FRAME_HEARTBEAT: Final = "hb"  # of a WebSocket; of an event stream a comment
+
+
+class WsClose(IntEnum):
+    """Why the service closes a conversation's WebSocket. Whatever the code, the cursor stays good."""
+
+    END = 1000  # what `until` asked for has come (the frame `end` says so): do not connect again
+    STOPPED = 1001  # the service stops: connect again, to it or to another
+    NO_MESSAGES = 1003  # the client sent a message: requests go over HTTP
+    TOO_LARGE = 1009  # the client sent a message beyond WS_MESSAGE_BYTES_MAX
+    SLOW = 4408  # more waits than SSE_BUFFER_BYTES_MAX, or nothing was taken for long: connect again from the cursor
+
 
 PAGE_DEFAULT: Final = 50  # entries of a list
 PAGE_MAX: Final = 200
@@ -346,8 +365,11 @@ class SandboxList(_Out):
 
 
 class StreamOpen(_Out):
+    """`heartbeat_s`: the longest silence of a connection that lives."""
+
     conversation: str
     cursor: str
+    heartbeat_s: float | None = None
 
 
 class StreamEvent(_Out):
@@ -382,6 +404,55 @@ class StreamEnd(_Out):
     cursor: str
     response: str | None = None
     outcome: str | None = None
+
+
+class StreamTicket(_Out):
+    """201 of `POST /v1/conversations/{c}/tickets`. `ticket` opens this conversation's `events` and `ws` as whom the token
+    named, until `expires_at` (unix milliseconds), and nothing else. A stream that is open stays open after it."""
+
+    ticket: str
+    expires_at: int
+
+
+# --- webhooks ---
+
+
+class WebhookEndpoint(_Out):
+    """An address that is notified. `host` is all that is shown of it."""
+
+    name: str
+    host: str
+    kinds: list[str]
+
+
+class WebhookList(_Out):
+    endpoints: list[WebhookEndpoint]
+
+
+class WebhookDelivery(_Out):
+    """One notification to one endpoint: `pending` until `due_at`, `delivered`, or `dead` after the last attempt.
+
+    `status` and `error` are the last attempt's. Times in unix milliseconds."""
+
+    id: str
+    endpoint: str
+    kind: str
+    conversation: str
+    execution: str | None = None
+    state: Literal["pending", "delivered", "dead"]
+    attempts: int = 0
+    created_at: int = 0
+    due_at: int = 0
+    settled_at: int | None = None
+    status: int | None = None
+    error: str | None = None
+
+
+class WebhookDeliveryList(_Out):
+    """`omitted`: how many more there are."""
+
+    deliveries: list[WebhookDelivery]
+    omitted: int = 0
 
 
 # --- health ---

@@ -13,7 +13,7 @@ from typing import Final
 
 from pydantic import ValidationError
 
-from tether import subjects
+from tether import subjects, tracing
 from tether.control import ControlReply, ControlRequest
 from tether.errors import NoReplyError
 from tether.limits import CONTROL_REPLY_S
@@ -25,13 +25,22 @@ _QUESTIONS: Final = ("snapshot", "discover", "receipt")
 
 async def ask_collector(bus: Bus, tenant: str, workspace: str, request: ControlRequest) -> ControlReply:
     """The collector's reply within CONTROL_REPLY_S, else status `unknown`. Raises BusUnavailableError and the like."""
+    execution = None if request.target is None else request.target.execution
+    with tracing.scope(f"control {request.verb}", kind="client", control=request.control, execution=execution) as span:
+        reply = await _ask(bus, tenant, workspace, request)
+        span.set(status=reply.status)
+        return reply
+
+
+async def _ask(bus: Bus, tenant: str, workspace: str, request: ControlRequest) -> ControlReply:
     subject = subjects.control(tenant, workspace, request.verb)
     data = request.model_dump_json(exclude_none=True).encode()
     loop = asyncio.get_running_loop()
     until_s = loop.time() + CONTROL_REPLY_S
     while True:
         try:
-            message = await bus.request(subject, data, timeout_s=max(_OFFER_AGAIN_S, until_s - loop.time()))
+            left_s = max(_OFFER_AGAIN_S, until_s - loop.time())
+            message = await bus.request(subject, data, timeout_s=left_s, headers=tracing.outgoing())
             return ControlReply.model_validate_json(message.data)
         except NoReplyError as error:
             is_offered = error.no_responders and request.verb not in _QUESTIONS

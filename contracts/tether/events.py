@@ -159,7 +159,10 @@ class Question(Body):
 
 
 class InteractionRequested(Body):
-    """The CLI waits for a human. `approval`: may the tool run with `input`; `question`: `questions` want answers."""
+    """The CLI waits for a human. `approval`: may the tool run with `input`; `question`: `questions` want answers.
+
+    `options` of an approval: what the agent offers (`id`, `label`, `kind`: allow_once, allow_always, reject_once,
+    reject_always), where it offers more than allow and deny; an answer may name one as `answers.option`."""
 
     interaction: str
     kind: Literal["approval", "question"]
@@ -168,6 +171,7 @@ class InteractionRequested(Body):
     tool: str | None = None
     description: str | None = None
     questions: list[Question] = Field(default_factory=list)
+    options: list[dict[str, Any]] = Field(default_factory=list)
     blob: BlobRef | None = None
 
 

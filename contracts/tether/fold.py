@@ -518,6 +518,7 @@ class ResponseState(_State):
     agent: str | None = None
     at: int
     state: Literal["created", "failed", "superseded"] = "created"
+    superseded_by: str | None = None
     error: dict[str, Any] | None = None
 
 
@@ -572,8 +573,8 @@ class ConversationFold:
                 self._failed(ev.ResponseFailed.model_validate(event.body), event.at)
             case ev.RESPONSE_SUPERSEDED:
                 superseded = ev.ResponseSuperseded.model_validate(event.body)
-                if superseded.response in self._responses:
-                    self._responses[superseded.response].state = "superseded"
+                if (response := self._responses.get(superseded.response)) is not None:
+                    response.state, response.superseded_by = "superseded", superseded.by
             case ev.CONTROL_RECEIPT:
                 self._receipts[str(event.body.get("control"))] = dict(event.body)
             case ev.RECOVERY:

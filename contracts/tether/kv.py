@@ -83,9 +83,12 @@ class Bucket:
         entry = await self.get(key)
         return None if entry is None else self.parse(entry, model)
 
-    async def records(self, model: type[ModelT], filter_key: str = ">") -> AsyncIterator[tuple[Entry, ModelT]]:
-        """Every record that can be read: a list is not lost for one entry that nobody understands."""
-        async for entry in self.keys(filter_key):
+    async def records(
+        self, model: type[ModelT], filter_key: str = ">", *, after: int = 0
+    ) -> AsyncIterator[tuple[Entry, ModelT]]:
+        """Every record that can be read: a list is not lost for one entry that nobody understands. `after`: only what
+        was written after this revision."""
+        async for entry in self.keys(filter_key, after=after):
             try:
                 yield entry, self.parse(entry, model)
             except UnreadableRecordError as error:
@@ -141,10 +144,9 @@ class Bucket:
             if current is not None:
                 raise Conflict(key, current) from None
 
-    async def keys(self, filter_key: str = ">") -> AsyncIterator[Entry]:
-        """Every live entry whose key matches `filter_key` (subject wildcards), in order of revision. What is no JSON
-        object is left out."""
-        after = 0
+    async def keys(self, filter_key: str = ">", *, after: int = 0) -> AsyncIterator[Entry]:
+        """Every live entry whose key matches `filter_key` (subject wildcards) and whose revision is past `after`, in
+        order of revision. What is no JSON object is left out."""
         while True:
             batch = await self._bus.read(self._stream, after, self._subject(filter_key))
             for message in batch:

@@ -9,6 +9,10 @@ MIB: Final = 1024 * KIB
 ADMISSION_WAIT_S: Final = 5.0  # bounds a caller's wait for the conversation's gate, not the prompt
 DISCOVERY_SANDBOXES_MAX: Final = 4  # takeover without a resolvable target asks at most so many sandboxes
 DISCOVERY_WAIT_S: Final = 6.0
+STOP_REPLY_S: Final = 2.0  # a router's wait for the reply to a stop; then it looks into the log and asks the receipt
+STOP_ANSWER_S: Final = 40.0  # a stop that nobody answers for: beyond ACK_WAIT_S, so a second router has its turn
+STOP_PROOF_S: Final = 60.0  # a stop that was taken without proof of the end: several times the whole escalation
+RECOVERY_WAIT_S: Final = 20.0  # a collector that has not caught up with an execution by then: `auto` takes over
 ATTACH_QUICK_ATTEMPTS: Final = 8
 RECONCILE_INTERVAL_S: Final = 30.0
 RECONCILE_INTERVAL_MAX_S: Final = 60.0
@@ -55,6 +59,14 @@ EVENTS_MAX_AGE_S: Final = 7 * 24 * 3600
 EVENTS_MAX_BYTES: Final = 1024 * MIB  # reserved per tenant by JetStream
 DUPLICATE_WINDOW_S: Final = 120
 EXECUTION_TOKEN_CONVERSATION: Final = "_"  # the execution token of conversation-level events
+
+# --- webhooks ---
+NOTIFICATION_MEMORY_S: Final = EVENTS_MAX_AGE_S + 24 * 3600  # longer than the log can bring the event again
+WEBHOOK_TIMEOUT_S: Final = 10.0  # of one delivery, from connect to answer
+WEBHOOK_BACKOFF_S: Final = (1, 5, 30, 120, 600, 1800, 3600, 7200, 14400, 28800)  # about 16 h, then dead
+WEBHOOK_RETRY_AFTER_MAX_S: Final = 3600.0  # of what a receiver asks for
+WEBHOOK_CONCURRENCY: Final = 8  # deliveries at once, per tenant
+WEBHOOK_DETAIL_CHARS_MAX: Final = 1024  # of a text that a notification carries
 
 # --- edge ---
 SSE_HEARTBEAT_S: Final = 10.0

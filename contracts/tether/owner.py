@@ -3,6 +3,9 @@
     idle                                   → starting   Admit
     starting                               → running    Started
     starting | running                     → stopping   TakeOver
+    stopping                               → stopping   TakeOver, where no prompt waits for the end any more
+    stopping                               → running    StopRefused (→ starting, where nothing was claimed yet)
+    stopping                               → stopping   StopUnconfirmed: no prompt waits for the end any more
     running                                → exiting    ResponseEnded
     starting | running | exiting           → idle       Ended
     stopping                               → idle       Ended with proof; `pending_request` stays until its Admit
@@ -10,6 +13,12 @@
 
 `decide(record, input)` is pure: Accepted(record) is written by compare-and-set before anything else happens,
 Ignored means that the record says so already, Denied names why not. Generations only grow and are issued here.
+
+A takeover leaves the execution that it stops the owner until the end of it is in the log with proof. A stop that was
+refused did nothing: the execution goes on as before. One that nobody could confirm may yet take effect, so the record
+stays `stopping`, with the stop's id, and whoever comes next finds out by that id what became of it.
+`superseded` is the response that a takeover has cut short: from the end of its execution until the next end, so the
+prompt that is admitted in between tells it, after whatever crash.
 
 Ended executions never come back: the last `TOMBSTONES_MAX` are named here. An older one is stopped by the log
 (its subject is not empty, so no claim at base 0 succeeds), which routers read before they admit.
@@ -21,7 +30,7 @@ their writer saw, so a router notices. The log's newest `response.created` names
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, assert_never
+from typing import Any, Final, Literal, assert_never
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -29,6 +38,8 @@ from tether.ids import ExecutionTarget, Token
 from tether.limits import KIB
 
 OwnerState = Literal["idle", "starting", "running", "stopping", "exiting"]
+# Of an execution that a takeover stops: these the response had of itself, so nothing was taken from it.
+OWN_OUTCOMES: Final = frozenset({"completed", "failed", "drained", "lost"})
 TOMBSTONES_MAX = 16  # ended executions that the record still names
 RECORD_BYTES_MAX = 64 * KIB
 
@@ -43,6 +54,16 @@ class Tombstone(BaseModel):
     at: int
 
 
+class Superseded(BaseModel):
+    """A response that a takeover has cut short; `attempt` is its request's."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    request: str
+    response: str
+    attempt: int = 1
+
+
 class OwnerRecord(BaseModel):
     """`tether_owners/{tenant}.{workspace}.{conversation}`. `op` is the operation id that wrote it.
 
@@ -50,6 +71,8 @@ class OwnerRecord(BaseModel):
     `prompt_stored_at_ns` identify the prompt that it answers, `request` and `attempt` likewise.
     `log_base` is the last sequence of the conversation's `_` subject before that admission: what the admission, and
     interjections into it, wrote there comes after it, so a continuing router searches no further back.
+    `stop_control` stops the target while `stopping`; `stopping_since` (unix ms) is when that was decided, and
+    `pending_request` which prompt waits for its end.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -67,6 +90,8 @@ class OwnerRecord(BaseModel):
     agent: dict[str, Any] = Field(default_factory=dict)
     pending_request: str | None = None
     stop_control: str | None = None
+    stopping_since: int = 0
+    superseded: Superseded | None = None
     native_session: str | None = None
     native_agent: str | None = None
     checkpoint_revision: int = 0
@@ -149,6 +174,22 @@ class TakeOver:
 
 
 @dataclass(frozen=True, slots=True)
+class StopRefused:
+    """The stop was refused, or never arrived: it has done nothing, and will do nothing from now on."""
+
+    stop_control: str
+    at: int
+
+
+@dataclass(frozen=True, slots=True)
+class StopUnconfirmed:
+    """The prompt that wanted the takeover waits no more; what became of the stop is not known."""
+
+    stop_control: str
+    at: int
+
+
+@dataclass(frozen=True, slots=True)
 class Repair:
     """The log carries `generation`, later than the record's. `target`: the execution that its newest
     `response.created` names, where one is later than the record; `request` and `attempt` are that response's."""
@@ -160,7 +201,7 @@ class Repair:
     at: int
 
 
-OwnerInput = Admit | Started | SessionBound | ResponseEnded | Ended | TakeOver | Repair
+OwnerInput = Admit | Started | SessionBound | ResponseEnded | Ended | TakeOver | StopRefused | StopUnconfirmed | Repair
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +239,14 @@ def decide(record: OwnerRecord, event: OwnerInput) -> Decision:
             return _ended(record, event)
         case TakeOver():
             return _take_over(record, event)
+        case StopRefused():
+            return _stop_refused(record, event)
+        case StopUnconfirmed():
+            if record.state != "stopping" or record.stop_control != event.stop_control:
+                return Ignored()
+            if record.pending_request is None:
+                return Ignored()
+            return Accepted(record.model_copy(update={"pending_request": None, "updated_at": event.at}))
         case Repair():
             return _repair(record, event)
         case _:
@@ -240,7 +289,6 @@ def _admit(record: OwnerRecord, event: Admit) -> Decision:
                 "log_base": event.log_base,
                 "agent": event.agent,
                 "pending_request": None,
-                "stop_control": None,
                 "updated_at": event.at,
             }
         )
@@ -279,6 +327,10 @@ def _ended(record: OwnerRecord, event: Ended) -> Decision:
         return Ignored()
     if record.state == "stopping" and not event.proved:
         return Denied("the end carries no proof, and a takeover waits for it")
+    superseded = None
+    if record.state == "stopping" and event.outcome not in OWN_OUTCOMES and record.request is not None:
+        assert record.target is not None
+        superseded = Superseded(request=record.request, response=record.target.response, attempt=record.attempt)
     return Accepted(
         record.model_copy(
             update={
@@ -286,6 +338,8 @@ def _ended(record: OwnerRecord, event: Ended) -> Decision:
                 "target": None,
                 "request": None,
                 "stop_control": None,
+                "stopping_since": 0,
+                "superseded": superseded,
                 "tombstones": _bury(record, event.execution, event.outcome, event.at),
                 "updated_at": event.at,
             }
@@ -294,16 +348,34 @@ def _ended(record: OwnerRecord, event: Ended) -> Decision:
 
 
 def _take_over(record: OwnerRecord, event: TakeOver) -> Decision:
-    if record.state == "stopping":
-        return Ignored() if record.stop_control == event.stop_control else Denied("another takeover is under way")
-    if not _owns(record, event.execution) or record.state not in ("starting", "running"):
+    if not _owns(record, event.execution) or record.state == "exiting":
         return Denied(f"the conversation is {record.state}")
+    if record.state == "stopping" and record.pending_request is not None:
+        same = (record.stop_control, record.pending_request) == (event.stop_control, event.pending_request)
+        return Ignored() if same else Denied("another takeover is under way")
     return Accepted(
         record.model_copy(
             update={
                 "state": "stopping",
                 "stop_control": event.stop_control,
+                "stopping_since": event.at,
                 "pending_request": event.pending_request,
+                "updated_at": event.at,
+            }
+        )
+    )
+
+
+def _stop_refused(record: OwnerRecord, event: StopRefused) -> Decision:
+    if record.state != "stopping" or record.stop_control != event.stop_control or record.target is None:
+        return Ignored()
+    return Accepted(
+        record.model_copy(
+            update={
+                "state": "running" if record.target.boot else "starting",
+                "stop_control": None,
+                "stopping_since": 0,
+                "pending_request": None,
                 "updated_at": event.at,
             }
         )
@@ -334,5 +406,7 @@ def _repair(record: OwnerRecord, event: Repair) -> Decision:
             "attempt": event.attempt,
             "pending_request": None,
             "stop_control": None,
+            "stopping_since": 0,
+            "superseded": None,
         }
     return Accepted(record.model_copy(update=update))

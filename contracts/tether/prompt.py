@@ -114,7 +114,11 @@ class ConversationRecord(BaseModel):
 
 
 class RequestRecord(BaseModel):
-    """`tether_requests`: what is known of a request id. `state` retryable: a higher attempt may be tried."""
+    """`tether_requests`: what is known of a request id. `state` retryable: a higher attempt may be tried.
+
+    `interjected_into`: the execution into which this attempt's prompt was sent, written before it was: from then on
+    its text may have reached an agent, and it is a prompt of its own only once the log says that it has not.
+    """
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -127,6 +131,8 @@ class RequestRecord(BaseModel):
     prompt_sequence: int
     state: Literal["open", "done", "retryable"]
     done: Done | None = None
+    interjected_into: str | None = None
+    opened_at: int = 0
     updated_at: int = 0
 
     def value(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The frame of a service process: logging, signals, readiness, one boundary for what nobody expected.
+"""The frame of a service process: logging, traces, metrics, signals, readiness, one boundary for what nobody expected.
 
 `run(main)` gives `main` a `stop` event that SIGTERM and SIGINT set; a service announces readiness itself, by
 `ready(settings, …)`, when it is ready. What escapes `main` is logged with its traceback and ends the process with 1.
@@ -19,6 +19,7 @@ from typing import Any
 import structlog
 import uvloop
 
+from tether import __version__, metrics, tracing
 from tether.settings import ServiceSettings
 
 Main = Callable[[asyncio.Event], Awaitable[None]]
@@ -58,6 +59,7 @@ def configure_logging(settings: ServiceSettings, service: str) -> None:
 
 def ready(settings: ServiceSettings, **facts: Any) -> None:
     """Announce readiness: a log line, and the ready file (written whole, then renamed) where one is configured."""
+    facts |= metrics.place()
     structlog.get_logger().info("service_ready", **facts)
     if settings.ready_file is not None:
         write_whole(settings.ready_file, json.dumps({"pid": os.getpid(), **facts}).encode())
@@ -94,9 +96,13 @@ async def _supervise(main: Main) -> None:
 def run(main: Main, settings: ServiceSettings, *, service: str) -> int:
     """Run a service until it stops by itself or by signal. Returns the exit code."""
     configure_logging(settings, service)
+    tracing.configure(settings, service, __version__)
     try:
-        uvloop.run(_supervise(main))
+        with metrics.serving(settings):
+            uvloop.run(_supervise(main))
     except Exception:  # noqa: BLE001 - the process boundary
         structlog.get_logger().exception("service_failed")
         return 1
+    finally:
+        tracing.shutdown()
     return 0

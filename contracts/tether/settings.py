@@ -7,14 +7,16 @@ is ignored is worse than none. Secrets come from files (`…_FILE`) or the envir
 from __future__ import annotations
 
 import difflib
+import importlib.util
 import os
 import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, NoReturn, TypeVar
+from urllib.parse import urlsplit
 
-from pydantic import Field, SecretStr, ValidationError
+from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 PREFIX = "TETHER_"
@@ -34,16 +36,49 @@ class ServiceSettings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="ignore", hide_input_in_errors=True)
 
-    nats_url: str = "nats://127.0.0.1:4222"
-    nats_user: str | None = None
-    nats_password: SecretStr | None = None
-    nats_password_file: Path | None = None
-    nats_creds_file: Path | None = None
+    nats_url: str = Field(default="nats://127.0.0.1:4222", description="servers, separated by commas")
+    nats_user: str | None = Field(default=None, description="user on the bus")
+    nats_password: SecretStr | None = Field(default=None, description="its password; rather name a file")
+    nats_password_file: Path | None = Field(default=None, description="holds the password; wins over it")
+    nats_creds_file: Path | None = Field(default=None, description="JWT and key of a user, as nsc writes them")
     replicas: int = Field(default=1, ge=1, le=5, description="replicas of every stream and bucket")
     tenants: str = Field(default="default", description="tenants that this set serves, separated by commas")
-    log_format: Literal["json", "console"] = "json"
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["json", "console"] = Field(default="json", description="of the log on stderr")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="the least to tell")
     ready_file: Path | None = Field(default=None, description="written once the service is ready, JSON")
+    traces_endpoint: str | None = Field(
+        default=None, repr=False, description="OTLP/HTTP receiver of traces, a URL; unset: no traces"
+    )
+    traces_sample: float = Field(default=1.0, ge=0, le=1, description="share of new traces that are kept")
+    traces_delay_ms: int = Field(default=2_000, ge=10, le=60_000, description="spans are handed over so often")
+    metrics_listen: str | None = Field(
+        default=None, description="HOST:PORT of /metrics without a token; port 0: a free one; unset: none"
+    )
+
+    @field_validator("traces_endpoint")
+    @classmethod
+    def _endpoint(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
+        try:
+            parts = urlsplit(value)
+            good = parts.scheme in ("http", "https") and bool(parts.hostname)
+        except ValueError:
+            good = False
+        if not good:
+            raise ValueError("must be a URL, as http://127.0.0.1:4318/v1/traces")
+        if not _installed("opentelemetry.exporter.otlp.proto.http"):
+            raise ValueError("needs the extra otel: install it with `pip install 'tether[otel]'`, or unset this")
+        return value
+
+    @field_validator("metrics_listen")
+    @classmethod
+    def _listen(cls, value: str | None) -> str | None:
+        if value is not None:
+            host, _, port = value.rpartition(":")
+            if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+                raise ValueError("must be HOST:PORT, as 127.0.0.1:9465")
+        return value
 
     def password(self) -> str | None:
         """The bus password, from the file if one is named."""
@@ -54,6 +89,13 @@ class ServiceSettings(BaseSettings):
     @property
     def tenant_names(self) -> tuple[str, ...]:
         return tuple(name.strip() for name in self.tenants.split(",") if name.strip())
+
+
+def _installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
 
 
 SettingsT = TypeVar("SettingsT", bound=ServiceSettings)

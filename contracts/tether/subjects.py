@@ -19,6 +19,8 @@ COMMANDS_ALL: Final = "tether.command.>"
 OWNERS: Final = "tether_owners"
 REQUESTS: Final = "tether_requests"
 LEASES: Final = "tether_leases"
+NOTIFICATIONS: Final = "tether_notifications"
+WEBHOOKS_DURABLE: Final = "webhooks"  # one per tenant's log, where webhooks are configured
 CHECKPOINTS: Final = "tether_checkpoints"
 SANDBOXES: Final = "tether_sandboxes"
 PROJECTIONS: Final = "tether_projections"
@@ -172,6 +174,14 @@ def projection_key(database: str, tenant: str, shard: int) -> str:
 
 def projector_lease_key(tenant: str, shard: int) -> str:
     return "projector." + _tokens(("tenant", tenant), ("shard", str(shard)))
+
+
+def webhooks_lease_key(tenant: str) -> str:
+    return "webhooks." + _tokens(("tenant", tenant))
+
+
+def notification_key(tenant: str, endpoint: str, notification: str) -> str:
+    return _tokens(("tenant", tenant), ("endpoint", endpoint), ("notification", notification))
 
 
 def projection_durable(database: str, shard: int) -> str:

@@ -124,6 +124,12 @@ def base(*, replicas: int = 1) -> Topology:
         bucket(subjects.CHECKPOINTS, "Checkpoint references, last 8 each", history=8, replicas=replicas),
         bucket(subjects.SANDBOXES, "Sandbox life cycle and registrations", ttl=True, replicas=replicas),
         bucket(subjects.PROJECTIONS, "Last batch number of each projection database", replicas=replicas),
+        bucket(
+            subjects.NOTIFICATIONS,
+            "Webhook outbox: one record per endpoint and event, create-only, so that nothing is notified twice",
+            ttl=True,
+            replicas=replicas,
+        ),
         bucket(subjects.CONVERSATIONS, "Conversation to workspace, create-only", replicas=replicas),
     )
     consumers = (
@@ -178,6 +184,17 @@ def projection(tenant_name: str, database: str, shard: int) -> ConsumerSpec:
         description=f"Projection of tenant {tenant_name} into database {database}, shard {shard}",
         max_ack_pending=4096,
         metadata=(("tether_kind", "projection"), ("tether_database", database)),
+    )
+
+
+def webhooks(tenant_name: str) -> ConsumerSpec:
+    """The durable consumer that looks for what is to be notified."""
+    return ConsumerSpec(
+        stream=subjects.events_stream(tenant_name),
+        durable=subjects.WEBHOOKS_DURABLE,
+        description=f"Webhooks of tenant {tenant_name}",
+        max_ack_pending=1024,
+        metadata=(("tether_kind", "webhooks"),),
     )
 
 

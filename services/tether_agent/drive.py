@@ -22,13 +22,13 @@ from typing import Final, assert_never
 
 import structlog
 
-from tether import subjects
+from tether import subjects, tracing
 from tether.control import Authority, ControlReply, ControlRequest, StartCommand, decode_command
 from tether.errors import BusError, InvalidError, NoReplyError
 from tether.ids import sandbox_id
 from tether.limits import ACK_WAIT_S, CONTROL_REPLY_S
 from tether.ports import Bus, Job
-from tether_agent import log
+from tether_agent import log, metrics
 from tether_agent.core.commands import (
     Answered,
     Ask,
@@ -93,7 +93,14 @@ class Driver:
             # Nobody will ever understand it; the queue must not carry it for ever.
             _log.error("command_refused", subject=job.message.subject, field=error.field, remedy=error.remedy)
             await job.term(f"{error.field}: {error.remedy}")
+            metrics.commands.labels("refused").inc()
             return
+        with tracing.scope("start command", kind="consumer", headers=job.message.headers) as span:
+            span.set(deliveries=job.deliveries)
+            with tracing.identified(span, **_identity(command)):
+                await self._drive_and_settle(job, command)
+
+    async def _drive_and_settle(self, job: Job, command: StartCommand) -> None:
         extending = asyncio.create_task(_extend(job), name=f"extend-{job.message.sequence}")
         try:
             settled = await self.drive(command, job.deliveries)
@@ -115,14 +122,15 @@ class Driver:
 
     async def drive(self, command: StartCommand, deliveries: int) -> Settle | Later:
         """One delivery of one command, up to how it is settled."""
-        named = {"execution": command.target.execution, "conversation": command.target.conversation}
         state, effect = begin(command, deliveries)
-        while not isinstance(effect, Settle | Later):
-            state, effect = step(state, await self._perform(command, effect))
+        with metrics.command_seconds.time():
+            while not isinstance(effect, Settle | Later):
+                state, effect = step(state, await self._perform(command, effect))
         if isinstance(effect, Settle):
-            _log.info("command_settled", **named, result=effect.result, detail=effect.detail)
+            _log.info("command_settled", result=effect.result, detail=effect.detail)
         else:
-            _log.info("command_later", **named, reason=effect.reason, delay_s=effect.delay_s)
+            _log.info("command_later", reason=effect.reason, delay_s=effect.delay_s)
+        metrics.commands.labels(effect.result if isinstance(effect, Settle) else "later").inc()
         return effect
 
     async def _perform(self, command: StartCommand, effect: Effect) -> CommandInput:
@@ -158,7 +166,8 @@ class Driver:
         tenant, workspace = command.target.tenant, command.target.workspace
         wanted = Wanted(tenant, workspace, sandbox_id(tenant, workspace), self._provider.name, _now_ms())
         await self._sandboxes.apply(tenant, workspace, wanted)
-        compute = await self._provider.ensure(tenant, workspace)
+        with tracing.scope("ensure sandbox"):
+            compute = await self._provider.ensure(tenant, workspace)
         await self._sandboxes.apply(tenant, workspace, Provisioned(compute.facts, _now_ms()))
         return await self._sandboxes.apply(tenant, workspace, Forwarded(_now_ms()))
 
@@ -171,14 +180,21 @@ class Driver:
         )
         subject = subjects.control(command.target.tenant, command.target.workspace, "start")
         try:
-            answer = await self._bus.request(
-                subject, request.model_dump_json(exclude_none=True).encode(), timeout_s=CONTROL_REPLY_S
-            )
+            with tracing.scope("control start", kind="client"):
+                data, headers = request.model_dump_json(exclude_none=True).encode(), tracing.outgoing()
+                answer = await self._bus.request(subject, data, timeout_s=CONTROL_REPLY_S, headers=headers)
             return Answered(ControlReply.model_validate_json(answer.data))
         except NoReplyError:
             return Unanswered()
         except ValueError:
             return NotNow("the collector's answer is not a receipt")
+
+
+def _identity(command: StartCommand) -> dict[str, str]:
+    """What log lines and spans of a command say of it."""
+    target = command.target
+    where = {"tenant": target.tenant, "workspace": target.workspace, "conversation": target.conversation}
+    return {**where, "execution": target.execution, "request_id": command.request_id, "control": command.control}
 
 
 def _decode(job: Job) -> StartCommand:

@@ -16,7 +16,7 @@ import structlog
 from tether import topology
 from tether.bus import connect_service, wait_for_streams
 from tether.service import ready
-from tether_agent import agents
+from tether_agent import agents, metrics
 from tether_agent.config import AgentSettings
 from tether_agent.drive import Driver
 from tether_agent.providers.local import COLLECTOR, LocalProvider
@@ -38,6 +38,7 @@ async def serve(settings: AgentSettings, stop: asyncio.Event, *, command: Sequen
         if not await wait_for_streams(bus, topology.names(topology.base()), stop):
             return
         provider = LocalProvider(settings, known, environment, bus, command=command)
+        metrics.watch(provider.statuses)
         async with provider.running():
             async with Requests(provider).serving(bus), asyncio.TaskGroup() as group:
                 driver = Driver(bus, provider, commands_max=settings.agent_commands_max)

@@ -34,12 +34,17 @@ class BackendSettings(ServiceSettings):
     """`http_port` 0: a free port, told in the ready file. `http_hosts`: names under which clients may reach the
     service beyond loopback, separated by commas; `http_origins` likewise for browsers' origins."""
 
-    http_host: str = "127.0.0.1"
-    http_port: int = Field(default=0, ge=0, le=65535)
-    http_hosts: str = ""
-    http_origins: str = ""
-    http_tokens_file: Path | None = None
-    database_url: str = Field(default="sqlite+aiosqlite:///tether-backend.sqlite3", repr=False)
+    http_host: str = Field(default="127.0.0.1", description="address to listen on; beyond loopback needs tokens")
+    http_port: int = Field(default=0, ge=0, le=65535, description="0: a free one, told in the ready file")
+    http_hosts: str = Field(default="", description="names of this service beyond loopback, separated by commas")
+    http_origins: str = Field(default="", description="browsers' origins that may ask, separated by commas")
+    http_tokens_file: Path | None = Field(default=None, description="tokens and their tenants, JSON, mode 0600")
+    webhooks_file: Path | None = Field(default=None, description="where notifications go, JSON, mode 0600")
+    database_url: str = Field(
+        default="sqlite+aiosqlite:///tether-backend.sqlite3",
+        repr=False,
+        description="of the projection, for SQLAlchemy",
+    )
 
     @model_validator(mode="after")
     def _guarded(self) -> Self:

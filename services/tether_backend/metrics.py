@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from tether import metrics as process_metrics
 
 
 class Metrics:
@@ -28,7 +30,19 @@ class Metrics:
         self.holes = Counter("tether_projection_holes", "Holes filled from the log", registry=self.registry)
         self.lost = Counter("tether_projection_gaps", "Gaps recorded", registry=self.registry)
         self.unreadable = Counter("tether_projection_unreadable", "Undecodable messages", registry=self.registry)
-        self.lag = Gauge("tether_projection_pending", "Messages that wait", ["tenant"], registry=self.registry)
+        self.lag = Gauge(
+            "tether_projection_pending_messages",
+            "Messages that wait for their rows",
+            ["tenant"],
+            registry=self.registry,
+        )
+
+        self.webhooks = Counter(
+            "tether_webhook_attempts",
+            "Attempts to deliver a notification, by what became of it",
+            ["outcome"],
+            registry=self.registry,
+        )
 
     def render(self) -> bytes:
-        return generate_latest(self.registry)
+        return process_metrics.render(self.registry)

@@ -23,13 +23,14 @@ from tether_backend.metrics import Metrics
 from tether_backend.projector import SHARD, Projector
 from tether_backend.store.engine import Database
 from tether_backend.store.history import History
+from tether_backend.webhooks.service import Webhooks
 
 REACH_S: Final = 0.5  # a reader of rows waits at most so long for the projection
 
 
 @dataclass(frozen=True, slots=True)
 class Deps:
-    """What the HTTP application works with. `feeds` and `projectors` by tenant."""
+    """What the HTTP application works with. `feeds`, `projectors` and `webhooks` by tenant."""
 
     bus: Bus
     database: Database
@@ -37,6 +38,7 @@ class Deps:
     feeds: Mapping[str, Feed]
     projectors: Mapping[str, Projector]
     leases: ControlLeases
+    webhooks: Mapping[str, Webhooks]
     admission: Admission
     metrics: Metrics
     version: str

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import importlib.metadata
 import secrets
+from collections.abc import Sequence
 from typing import Final
 
 import structlog
@@ -35,6 +36,8 @@ from tether_backend.projector import SHARD, Projector
 from tether_backend.runtime import Deps
 from tether_backend.store.engine import Database, open_database
 from tether_backend.store.history import History
+from tether_backend.webhooks.config import Endpoint, load_endpoints
+from tether_backend.webhooks.service import Webhooks
 
 _log = structlog.get_logger("tether.backend")
 LEASE_TTL_S: Final = 5  # a projector that was killed is followed by another after so long
@@ -47,6 +50,7 @@ async def run(settings: BackendSettings, stop: asyncio.Event) -> None:
     for name in settings.tenant_names:
         check_token(name, "TETHER_TENANTS")
     tokens = load_tokens(settings.http_tokens_file, settings.tenant_names)
+    endpoints = load_endpoints(settings.webhooks_file, settings.tenant_names)
     bus = await connect_service(settings, "tether-backend", stop)
     if bus is None:
         return
@@ -58,12 +62,14 @@ async def run(settings: BackendSettings, stop: asyncio.Event) -> None:
             return
         database = await open_database(settings.database_url)
         try:
-            await serve(settings, tokens, bus, database, stop)
+            await serve(settings, assemble(settings, tokens, bus, database, endpoints), stop)
         finally:
             await database.close()
 
 
-def assemble(settings: BackendSettings, tokens: Tokens, bus: Bus, database: Database) -> Deps:
+def assemble(
+    settings: BackendSettings, tokens: Tokens, bus: Bus, database: Database, endpoints: Sequence[Endpoint] = ()
+) -> Deps:
     """The parts of one backend process."""
     metrics = Metrics()
     process_metrics.serve_also(metrics.registry)
@@ -75,20 +81,27 @@ def assemble(settings: BackendSettings, tokens: Tokens, bus: Bus, database: Data
         feeds={name: Feed(bus, name, metrics) for name in names},
         projectors={name: Projector(bus, database, name, metrics) for name in names},
         leases=ControlLeases(bus, "backend"),
+        webhooks={
+            name: Webhooks(bus, name, [one for one in endpoints if one.tenant == name], metrics) for name in names
+        },
         admission=Admission(tokens, settings.host_names, settings.origins),
         metrics=metrics,
         version=importlib.metadata.version("tether"),
     )
 
 
-async def serve(settings: BackendSettings, tokens: Tokens, bus: Bus, database: Database, stop: asyncio.Event) -> None:
-    deps = assemble(settings, tokens, bus, database)
+async def serve(settings: BackendSettings, deps: Deps, stop: asyncio.Event) -> None:
     listener = listen(settings.http_host, settings.http_port)
     server = make_server(create_app(deps))
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(feed.run(), name=f"feed-{name}") for name, feed in deps.feeds.items()] + [
-            group.create_task(project(bus, database, projector), name=f"projector-{name}")
+            group.create_task(project(deps.bus, deps.database, projector), name=f"projector-{name}")
             for name, projector in deps.projectors.items()
+        ]
+        tasks += [
+            group.create_task(hooks.run(), name=f"webhooks-{name}")
+            for name, hooks in deps.webhooks.items()
+            if hooks.endpoints
         ]
         web = group.create_task(server.serve(sockets=[listener]), name="http")
         announce = group.create_task(_announce(settings, deps, server, url_of(listener)), name="ready")

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from tether import events as ev
+from tether import tracing
 from tether.control import StartCommand
 from tether.errors import (
     BusError,
@@ -129,6 +130,7 @@ async def claim(bus: Bus, address: EventAddress, data: bytes, boot: str) -> Outc
                 data,
                 msg_id=message_id(address, frame, data, retry=retry),
                 expect_last=0,
+                headers=tracing.outgoing(),
                 timeout_s=PUBLISH_ATTEMPT_S,
             )
         except UndecidedError:

@@ -76,8 +76,8 @@ class AgentEnvironmentError(Exception):
 class CollectorSettings(ServiceSettings):
     """What a collector reads. Sizes in bytes."""
 
-    tenant: Token
-    workspace: Token
+    tenant: Token = Field(description="whose sandbox this is")
+    workspace: Token = Field(description="the workspace that it is over")
     sandbox: Annotated[str, StringConstraints(pattern=TOKEN_PATTERN)] = Field(
         default="", validate_default=False, description="derived from tenant and workspace where unset"
     )
@@ -89,12 +89,14 @@ class CollectorSettings(ServiceSettings):
     agent_env_file: Path | None = Field(default=None, description="kind to variables, JSON, mode 0600")
     agent_env_allow: str = Field(default="", description="further names that CLIs may see, separated by commas")
     nats_inbox_prefix: str = Field(default="_INBOX", description="where this user may get answers")
-    isolation: Literal["auto", "pid_namespace", "subreaper"] = "auto"
+    isolation: Literal["auto", "pid_namespace", "subreaper"] = Field(
+        default="auto", description="what holds a CLI's processes together; auto: a namespace where it is allowed"
+    )
     facts: Annotated[dict[str, Any], BeforeValidator(_parse)] = Field(
         default_factory=dict, description="the provider's facts, JSON, registered"
     )
     spool_bytes_max: int = Field(default=SPOOL_BYTES_MAX, ge=MIB, description="of one execution")
-    spool_segment_bytes: int = Field(default=SPOOL_SEGMENT_BYTES, ge=16 * KIB)
+    spool_segment_bytes: int = Field(default=SPOOL_SEGMENT_BYTES, ge=16 * KIB, description="of one spool file")
 
     @field_validator("workspace_dir")
     @classmethod

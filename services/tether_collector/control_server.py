@@ -30,12 +30,15 @@ from tether_collector import metrics
 from tether_collector.blobs import blob_of_text
 from tether_collector.execution_shell import ExecutionShell, now_ms
 from tether_collector.executions import Executions
+from tether_collector.journal import Control
 from tether_collector.registration import bounded
 from tether_collector.starting import Starter
+from tether_collector.stop_authority import check_takeover
 
 REPLY_WAIT_S: Final = CONTROL_REPLY_S - 1.0
 REPLY_ROOM_BYTES: Final = 16 * 1024  # of a reply's payload for everything but the snapshot
 LAG_PAUSES_S: Final = (0.02, 0.05, 0.1, 0.2, 0.0)  # between reads of a lease whose write the replica may not have yet
+QUESTIONS: Final = frozenset({"receipt", "discover", "snapshot"})  # change nothing, and are not news
 # Until when a reply waits; final statuses always end it.
 ENOUGH: Final = {
     "answer": frozenset({"delivered"}),
@@ -77,6 +80,8 @@ class ControlServer:
                 raise InvalidError("verb", f"must be {verb}, as the subject says")
             with tracing.identified(span, **identity_of(request)):
                 reply = await self._serve(request)
+                if request.verb not in QUESTIONS:
+                    structlog.get_logger("tether.collector").info("control_answered", verb=verb, status=reply.status)
         except ProblemError as error:
             structlog.get_logger("tether.collector").info(
                 "control_rejected", verb=verb, control=control, code=error.problem.code
@@ -159,20 +164,21 @@ class ControlServer:
 
     async def _control(self, request: ControlRequest) -> ControlReply:
         journal = self._around.journal
-        known = journal.control(request.control)
-        if known is not None and known.digest != request.digest:
-            raise ProblemError(problem(Code.REQUEST_CONFLICT, "this control id was used with another payload"))
+        known = self._known(request)
         target = request.target
         if target is None:
             raise InvalidError("target", f"is required for {request.verb}")
         shell = self._executions.get(target.execution)
+        if known is None and shell is not None:
+            await self._check_authority(request, target)
+            known = self._known(request)  # the same control may have come twice at once
         if known is None:
             if shell is None:
                 return self._of_ended(request)
-            await self._check_authority(request, target)
             machine = shell.judging
             if machine is None:
-                raise ProblemError(problem(Code.RUNTIME_UNAVAILABLE, "the execution is being recovered"))
+                detail = "the execution is being recovered"
+                raise ProblemError(problem(Code.RUNTIME_UNAVAILABLE, detail, recovering=True))
             rejection = machine.check_control(request.verb, target, request.payload)
             if rejection is not None:
                 return self._refused(request, shell, rejection.problem)
@@ -185,11 +191,20 @@ class ControlServer:
         known = journal.control(request.control) or known
         return known.reply(None if shell is None else shell.summary().target)
 
+    def _known(self, request: ControlRequest) -> Control | None:
+        """The control that the journal has under this id. Raises ProblemError where it has another payload."""
+        known = self._around.journal.control(request.control)
+        if known is not None and known.digest != request.digest:
+            raise ProblemError(problem(Code.REQUEST_CONFLICT, "this control id was used with another payload"))
+        return known
+
     async def _check_authority(self, request: ControlRequest, target: ExecutionTarget) -> None:
         """A token is never lower than one seen before; a user's control carries the lease that is stored now."""
         authority = request.authority
         if authority.token and authority.token < self._around.journal.token(target.conversation, authority.kind):
             raise ProblemError(problem(Code.LEASE_NOT_READY, "authority: a newer holder has sent controls already"))
+        if request.verb == "stop" and authority.kind == "owner":
+            await check_takeover(self._around.bus, request, target)
         if request.verb not in USER_VERBS or authority.kind in ("owner", "sandbox"):
             return
         key = subjects.lease_key(target.tenant, target.workspace, target.conversation)

@@ -25,7 +25,7 @@ from typing import Any, Final
 import structlog
 
 from tether import events as ev
-from tether import subjects
+from tether import subjects, tracing
 from tether.cursor import tag_of
 from tether.errors import BusError, Code, InvalidError, Problem, problem
 from tether.events import Event, ReceiptStatus
@@ -39,6 +39,7 @@ from tether.sandbox import ExecutionSummary
 from tether.snapshot import Snapshot, take
 from tether.subjects import EventAddress
 from tether_collector import claim as claiming
+from tether_collector import metrics, trace
 from tether_collector.blobs import BlobStore, externalise
 from tether_collector.config import CollectorSettings
 from tether_collector.core.execution import Execution
@@ -100,11 +101,10 @@ class ExecutionShell:
         self._bytes_since_state = 0
         self._paused = False
         self._fenced: str | None = None
+        self._span = tracing.Span()
         self._shown: object = None
         self._due: object = None  # what the hands were last called for
-        self._log = structlog.get_logger("tether.collector").bind(
-            execution=start.execution, conversation=start.conversation
-        )
+        self._log = structlog.get_logger("tether.collector")
 
     # --- what others ask ---
 
@@ -179,6 +179,10 @@ class ExecutionShell:
     # --- the life ---
 
     async def run(self) -> None:
+        with trace.execution(self._around.settings.state_dir, self.start) as self._span:
+            await self._run()
+
+    async def _run(self) -> None:
         try:
             if self.start.phase == "journaled" and not await self._claim():
                 return
@@ -212,6 +216,7 @@ class ExecutionShell:
     def _refuse(self, why: Problem) -> None:
         """Nothing was spawned and nothing will be."""
         self._log.warning("start_refused", code=why.code, detail=why.detail)
+        self._span.failed(why.code)
         self._set_receipt(self.start.control, "rejected", why)
         self.ended = True
         self._around.journal.set_ended(self.start.execution, now_ms(), None)
@@ -226,7 +231,8 @@ class ExecutionShell:
                 failure: str | None = spec
                 self._process.append_dead("note", {"kind": "spawn_failed"}, {"detail": spec}, unless="note")
             else:
-                failure = await self._process.launch(spec)
+                with tracing.scope("start agent"):
+                    failure = await self._process.launch(spec)
             self._around.step("spawned")
             self._log.info("agent_started" if failure is None else "agent_failed", detail=failure)
         if self.start.phase != "spawned":
@@ -333,6 +339,7 @@ class ExecutionShell:
         assert pipeline is not None
         progress = pipeline.step(told)
         if progress.inputs:
+            metrics.read(progress.inputs, progress.size_bytes, progress.events)
             self._notice(progress.events)
         ready: list[tuple[Event, Position]] = []
         for event, position in progress.events:
@@ -356,6 +363,8 @@ class ExecutionShell:
         for event, _ in events:
             if event.type == ev.CONTROL_RECEIPT:
                 self._on_receipt(event.body)
+            elif event.type in trace.TOLD:
+                trace.tell(self._span, event)
         due = (self._knows_past, machine.wants())
         if due != self._due:  # else the hands know it already, and look again by themselves where they must
             self._due = due

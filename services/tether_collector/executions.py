@@ -20,6 +20,7 @@ from tether.ids import ExecutionTarget
 from tether.limits import DISCOVERY_ENTRIES_MAX
 from tether.sandbox import ExecutionSummary
 from tether.snapshot import Snapshot
+from tether_collector import metrics
 from tether_collector.core.retention import Ended, to_forget
 from tether_collector.execution_shell import ExecutionShell, Surroundings, now_ms
 from tether_collector.journal import Start
@@ -42,6 +43,7 @@ class Executions:
         """Go on with everything whose end is not in the log; how many these are."""
         for start in self.around.journal.unended():
             self.begin(start)
+            metrics.recoveries.inc()
         return len(self._living)
 
     def begin(self, start: Start) -> ExecutionShell:
@@ -109,13 +111,19 @@ class Executions:
         while True:
             known = self.around.journal.ended_at()
             sizes = await asyncio.to_thread(_sizes, state_dir, list(known))
+            metrics.spool_bytes.set(sum(sizes.values()) + await asyncio.to_thread(self._living_bytes))
             gone = to_forget([Ended(name, at, sizes[name]) for name, at in known.items()], now_ms())
             if gone:
                 self.around.journal.forget([one.execution for one in gone])
                 self._ended = None
                 await asyncio.to_thread(_delete, state_dir, gone)
+                metrics.evictions.inc(len(gone))
                 structlog.get_logger("tether.collector").info("executions_forgotten", count=len(gone))
             await asyncio.sleep(HOUSEKEEPING_S)
+
+    def _living_bytes(self) -> int:
+        folder = self.around.settings.state_dir / "executions"
+        return sum(_bytes_below(folder / name) for name in list(self._living))
 
 
 def _sizes(state_dir: Path, executions: Sequence[str]) -> dict[str, int]:

@@ -9,12 +9,16 @@ from __future__ import annotations
 import hashlib
 import os
 import uuid
+from dataclasses import replace
+from pathlib import Path
 
+from tether import tracing
+from tether.errors import InvalidError
 from tether.subjects import EventAddress
 from tether_collector.claim import claim_event
 from tether_collector.config import AgentEnvironmentError, CollectorSettings, agent_environment
 from tether_collector.core.adapters import adapter_for
-from tether_collector.core.adapters.base import Adapter, Launch
+from tether_collector.core.adapters.base import Adapter, Launch, ReadsEnvironment, config_home
 from tether_collector.journal import Start
 from tether_collector.keeper_link import LaunchSpec
 
@@ -56,16 +60,26 @@ def launch_spec(settings: CollectorSettings, start: Start) -> LaunchSpec | str:
         environment = agent_environment(settings, adapter.name, os.environ)
     except AgentEnvironmentError as error:
         return str(error)
-    secrets = {
-        named: environment.pop(name) for name, named in adapter.secret_descriptors.items() if name in environment
-    }
+    try:  # some CLIs refuse to start without it
+        Path(config_home(launch, adapter.name)).mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        return f"{error.filename} cannot be made: {error.strerror}"
+    names = [name for name in adapter.secret_descriptors if name in environment]
+    secrets = {adapter.secret_descriptors[name]: environment.pop(name) for name in names}
+    if isinstance(adapter, ReadsEnvironment):
+        named = adapter.environment_arguments({**environment, **dict.fromkeys(names, "")})
+        launch = replace(launch, args=(*named, *launch.args))
+    try:
+        argv = adapter.argv(launch, binary)
+    except InvalidError as error:
+        return str(error)
     return LaunchSpec(
         nonce=start.nonce,
         execution=start.execution,
         process_generation=start.target.process_generation,
-        argv=adapter.argv(launch, binary),
+        argv=argv,
         cwd=str(settings.workspace_dir),
-        env={**environment, **adapter.environment(launch)},
+        env={**environment, **adapter.environment(launch), **tracing.environment()},
         secrets=secrets,
         isolation=settings.isolation,
         # The collector begins a segment with the state after half as much; the keeper's own come where it cannot.

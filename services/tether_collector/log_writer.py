@@ -16,6 +16,7 @@ from typing import Protocol, assert_never, cast
 
 import structlog
 
+from tether import tracing
 from tether.errors import (
     BusError,
     BusUnavailableError,
@@ -48,6 +49,7 @@ from tether.frames import Position
 from tether.limits import DISCONNECTED_AFTER_S, PUBLISH_ATTEMPT_S
 from tether.ports import Bus, StoredMessage
 from tether.subjects import EventAddress, events_stream
+from tether_collector import metrics
 
 EPOCH_LOOK_S = 0.5  # how often an idle writer looks whether the connection is a new one
 READ_PAUSE_MIN_S, READ_PAUSE_MAX_S = 0.05, 1.0
@@ -194,6 +196,7 @@ class LogWriter:
             self._waiting_bytes -= self._sizes.popleft()[1]
         self._stored_at_s = self._now()
         self._reported = False
+        metrics.events.inc(len(told.events))
         self.terminal = self.terminal or told.terminal
         self._owner.told(told)
         self._moved.set()
@@ -202,24 +205,31 @@ class LogWriter:
         if send.after_s:
             await asyncio.sleep(send.after_s * random.uniform(0.8, 1.2))
             self._report()
+        sent_s = self._now()
         try:
             ack = await self._bus.publish(
                 self._address.subject,
                 send.data,
                 msg_id=send.msg_id,
                 expect_last=send.expect_last,
+                headers=tracing.outgoing(),
                 timeout_s=PUBLISH_ATTEMPT_S,
             )
         except UndecidedError:
+            metrics.publish_failures.labels("undecided").inc()
             return Undecided()
         except WrongLastSequenceError as error:
+            metrics.publish_failures.labels("wrong_last").inc()
             return WrongLast(error.actual)
         except BusUnavailableError:
+            metrics.publish_failures.labels("unavailable").inc()
             # Not connected: the next attempt waits for the connection by itself and needs no longer pause.
             return Unavailable() if self._bus.connected else Undecided()
         except PermissionDeniedError as error:
             structlog.get_logger("tether.collector").error("log_denied", error=str(error))
+            metrics.publish_failures.labels("denied").inc()
             return Unavailable()
+        metrics.stored(len(send.data), self._now() - sent_s)
         return Acked(ack.sequence, ack.duplicate)
 
     async def _read_last(self, after_s: float) -> StoredMessage | None:

@@ -16,6 +16,7 @@ from typing import Final
 import structlog
 
 from tether import __version__
+from tether import metrics as process_metrics
 from tether.errors import BusError, UnreadableRecordError
 from tether.kv import Bucket, Conflict
 from tether.limits import (
@@ -28,6 +29,7 @@ from tether.limits import (
 from tether.ports import Bus
 from tether.sandbox import CAN_SNAPSHOT, CAN_STOP_TARGET, ExecutionSummary, Registration
 from tether.subjects import SANDBOXES, registration_key
+from tether_collector import metrics
 from tether_collector.config import CollectorSettings
 
 DEBOUNCE_S: Final = 0.2
@@ -79,7 +81,7 @@ class Registrar:
             instance=self._instance,
             capabilities=CAPABILITIES,
             agents=tuple(sorted(settings.agents)),
-            facts=settings.facts,
+            facts={**settings.facts, **process_metrics.place()},
             executions=executions,
             executions_omitted=omitted,
             version=__version__,
@@ -91,6 +93,7 @@ class Registrar:
         while True:
             self._changed.clear()
             pause_s = REGISTRATION_RENEW_S
+            metrics.show(self._summaries())
             try:
                 await self.write()
             except (BusError, Conflict) as error:

@@ -11,21 +11,25 @@ from typing import Final, assert_never
 
 import structlog
 
-from tether import subjects
+from tether import subjects, tracing
 from tether.control import ControlReply, ControlRequest
-from tether.errors import BusError, InvalidError, NoReplyError, UndecidedError
+from tether.errors import BusError, Code, InvalidError, NoReplyError, UndecidedError
+from tether.ids import ExecutionTarget
 from tether.kv import Conflict
 from tether.limits import CONTROL_REPLY_S, EXECUTION_TOKEN_CONVERSATION
 from tether.ports import Bus
 from tether.prompt import Prompt
 from tether.subjects import EventAddress
 from tether_router.core import steps
-from tether_router.core.admission import Admission, decide
+from tether_router.core.admission import decide
+from tether_router.core.discovery import Found
 from tether_router.core.facts import ExecutionFacts
-from tether_router.core.interjection import UNANSWERED, judge
+from tether_router.core.state import Admission
 from tether_router.core.steps import Ack, Effect, Input, Wait
+from tether_router.discovery import resolve
 from tether_router.log import Log
 from tether_router.records import Records
+from tether_router.waiting import later_takeover
 
 STEPS_MAX: Final = 200  # of one delivery; a healthy one takes about 20
 COMMAND_ATTEMPTS_MAX: Final = 5
@@ -65,7 +69,7 @@ class Admitter:
                     event = await self._perform(state, effect)
                 except (BusError, InvalidError, Conflict) as error:
                     # Conflict: a write of the bucket that this port raced, told nowhere else.
-                    _log.warning("admission_step_failed", step=state.phase, error=str(error), **_identity(prompt))
+                    _log.warning("admission_step_failed", step=state.phase, error=str(error))
                     event = steps.Unreachable(str(error))
         return Verdict(Wait("the admission does not come to an end", changed=False), state)
 
@@ -86,15 +90,21 @@ class Admitter:
             case steps.WriteOwner(key=key, record=record, revision=revision, op=op):
                 written = await self._records.write_owner(key, record, revision, op)
                 return steps.OwnerLost() if written is None else steps.OwnerWritten(written)
+            case steps.AppendEvent(known=known) if known is not None:
+                return steps.EventStored(known)
             case steps.AppendEvent(event=event, base=base):
                 stored = await self._log.append(conversation_address(state.prompt), event, base)
                 return steps.Overtaken() if stored is None else steps.EventStored(stored)
             case steps.PublishCommand():
                 return await self._command(effect)
-            case steps.SendControl(request=request_control):
-                return await self._control(state, request_control, asked=False)
+            case steps.SendControl(request=request_control, timeout_s=timeout_s):
+                return await self._control(state, request_control, timeout_s)
             case steps.AskReceipt(request=request_control):
-                return await self._control(state, request_control, asked=True)
+                return await self._control(state, request_control, CONTROL_REPLY_S)
+            case steps.ReadLater(subject=subject, sequence=sequence, request=request):
+                return steps.LaterRead(await later_takeover(self._bus, self._records, subject, sequence, request))
+            case steps.Resolve(target=target, claimed=claimed):
+                return await self._resolve(target, claimed=claimed)
             case Ack() | Wait():
                 raise AssertionError("the delivery has ended")
             case _:
@@ -109,14 +119,15 @@ class Admitter:
         entry = await self._records.owner(effect.key)
         record = entry.record
         view = await self._log.conversation(conversation_address(prompt), record.log_base)
-        facts = previous = own = None
+        facts = marked = own = None
         if record.target is not None:
             facts = await self._execution(prompt, record.target.execution)
-        elif state.resumed and record.tombstones:
-            previous = await self._execution(prompt, record.tombstones[-1].execution)
+        if effect.marked is not None:
+            marked = facts if facts is not None and facts.execution == effect.marked else None
+            marked = marked or await self._execution(prompt, effect.marked)
         if record.target is None or record.target.execution != effect.own_execution:
             own = await self._execution(prompt, effect.own_execution)
-        return steps.Observation(record, entry.revision, view, facts, previous, own)
+        return steps.Observation(record, entry.revision, view, facts, marked, own)
 
     async def _execution(self, prompt: Prompt, execution: str) -> ExecutionFacts:
         return await self._log.execution(EventAddress(prompt.tenant, prompt.workspace, prompt.conversation, execution))
@@ -125,38 +136,52 @@ class Admitter:
         command = effect.command
         subject = subjects.command(command.target.tenant, command.target.workspace)
         data = command.encode()
-        for attempt in range(COMMAND_ATTEMPTS_MAX):
-            try:
-                await self._bus.publish(subject, data, msg_id=command.control)
-                break
-            except UndecidedError:
-                if attempt + 1 == COMMAND_ATTEMPTS_MAX:
-                    raise
+        execution, control = command.target.execution, command.control
+        with tracing.scope("publish command", kind="producer", execution=execution, control=control):
+            for attempt in range(COMMAND_ATTEMPTS_MAX):
+                try:
+                    await self._bus.publish(subject, data, msg_id=control, headers=tracing.outgoing())
+                    break
+                except UndecidedError:
+                    if attempt + 1 == COMMAND_ATTEMPTS_MAX:
+                        raise
         return steps.CommandStored()
 
-    async def _control(self, state: Admission, request: ControlRequest, *, asked: bool) -> steps.ControlAnswered:
+    async def _resolve(self, target: ExecutionTarget, *, claimed: bool) -> steps.Resolved:
+        found = await resolve(self._bus, target)
+        if isinstance(found, Found):
+            return steps.Resolved(found.target)
+        # Of a start that is not claimed there need be nobody yet: the agent service settles it.
+        absent = found.code in (Code.RUNTIME_UNAVAILABLE, Code.TARGET_UNKNOWN)
+        return steps.Resolved(target, None if absent and not claimed else found)
+
+    async def _control(self, state: Admission, request: ControlRequest, timeout_s: float) -> steps.ControlAnswered:
         prompt = state.prompt
         subject = subjects.control(prompt.tenant, prompt.workspace, request.verb)
         data = request.model_dump_json(exclude_none=True).encode()
         try:
-            answer = await self._bus.request(subject, data, timeout_s=CONTROL_REPLY_S)
+            with tracing.scope(f"control {request.verb}", kind="client", control=request.control):
+                headers = tracing.outgoing()
+                answer = await self._bus.request(subject, data, timeout_s=timeout_s, headers=headers)
         except NoReplyError as error:
             _log.info("control_unanswered", verb=request.verb, control=request.control, error=str(error))
-            return steps.ControlAnswered(UNANSWERED)
+            return steps.ControlAnswered(None)
         try:
             reply = ControlReply.model_validate_json(answer.data)
         except ValueError:
             _log.warning("control_reply_unreadable", verb=request.verb, control=request.control)
-            return steps.ControlAnswered(UNANSWERED)
+            return steps.ControlAnswered(None)
         if reply.control != request.control:
             _log.warning("control_reply_of_another", verb=request.verb, control=request.control)
-            return steps.ControlAnswered(UNANSWERED)
-        return steps.ControlAnswered(judge(reply, asked=asked, forced=prompt.mode == "interject"))
+            return steps.ControlAnswered(None)
+        return steps.ControlAnswered(reply)
 
 
 def conversation_address(prompt: Prompt) -> EventAddress:
     return EventAddress(prompt.tenant, prompt.workspace, prompt.conversation, EXECUTION_TOKEN_CONVERSATION)
 
 
-def _identity(prompt: Prompt) -> dict[str, str]:
-    return {"tenant": prompt.tenant, "conversation": prompt.conversation, "request": prompt.request_id}
+def identity_of(prompt: Prompt) -> dict[str, str]:
+    """What log lines and spans of a prompt say of it."""
+    named = {"tenant": prompt.tenant, "workspace": prompt.workspace, "conversation": prompt.conversation}
+    return {**named, "request_id": prompt.request_id}

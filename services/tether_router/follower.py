@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Final
 
@@ -27,6 +27,7 @@ from tether.errors import BusError, InvalidError, PermissionDeniedError, SlowRea
 from tether.limits import LIVE_BUFFER_BYTES_MAX, VOLUME_WAIT_S
 from tether.ports import Bus, LiveMessage, LiveSubscription
 from tether.subjects import EventAddress, parse_event
+from tether_router import metrics
 from tether_router.admitter import Clock
 from tether_router.core.facts import catch_up, is_hint
 from tether_router.gates import Gates
@@ -166,15 +167,14 @@ class Follower:
                     self._gates.wake(conversation.key)
                     _log.info(
                         "owner_moved",
-                        tenant=conversation.tenant,
-                        conversation=conversation.conversation,
+                        **asdict(conversation),
                         execution=target.execution,
                         before=entry.record.state,
                         after=changed.state,
                     )
                     return OwnerEntry(changed, revision)
         except (BusError, InvalidError) as error:
-            _log.warning("owner_not_followed", key=conversation.key, error=str(error))
+            _log.warning("owner_not_followed", **asdict(conversation), error=str(error))
         return None
 
     def _report_unclaimed(self, conversation: _Conversation, entry: OwnerEntry) -> None:
@@ -184,7 +184,8 @@ class Follower:
             return
         if conversation in self._active:
             self._active[conversation] = target.execution
-            _log.warning("owner_unclaimed", key=conversation.key, execution=target.execution, age_s=round(age_s))
+            named = {**asdict(conversation), "execution": target.execution}
+            _log.warning("owner_unclaimed", **named, age_s=round(age_s))
 
     # --- the sweep ---
 
@@ -204,6 +205,7 @@ class Follower:
 
     async def sweep(self) -> None:
         """Look at the records that are not idle, those that waited longest first. Raises BusError."""
+        await metrics.look(self._bus)
         await self._refresh_active()
         due = list(islice(self._active, SWEEP_RECORDS_MAX))
         parts = [due[number::WORKERS] for number in range(WORKERS)]

@@ -22,13 +22,14 @@ from typing import Final, cast
 
 import structlog
 
-from tether import subjects
+from tether import subjects, tracing
 from tether.errors import BusError
 from tether.ids import new_id
 from tether.limits import ACK_WAIT_S, NAK_DELAY_MAX_S, NAK_DELAY_MIN_S, SHUTDOWN_BUDGET_S
 from tether.ports import Bus, Job
 from tether.prompt import Prompt
-from tether_router.admitter import Admitter, Clock
+from tether_router import metrics
+from tether_router.admitter import Admitter, Clock, identity_of
 from tether_router.core.intake import Poison, inspect
 from tether_router.core.steps import Ack, Wait
 from tether_router.gates import Gates, Visit
@@ -91,8 +92,11 @@ class Router:
     async def _deliver(self, job: Job) -> None:
         """The boundary of one prompt: whatever goes wrong with it, the others go on."""
         self._in_hand.add(job)
+        metrics.redeliveries.inc(job.deliveries > 1)
         try:
-            await self._handle(job)
+            with tracing.scope("admit prompt", kind="consumer", headers=job.message.headers) as span:
+                span.set(deliveries=job.deliveries, sequence=job.message.sequence)
+                await self._handle(job, span)
         except BusError as error:
             _log.warning("delivery_failed", sequence=job.message.sequence, error=str(error))
             await job.nak(delay_s(job.deliveries))
@@ -102,15 +106,18 @@ class Router:
         finally:
             self._in_hand.discard(job)
 
-    async def _handle(self, job: Job) -> None:
+    async def _handle(self, job: Job, span: tracing.Span) -> None:
         taken = inspect(job.message, payload_bytes_max=self._bus.payload_bytes_max)
         if isinstance(taken, Poison):
             await self._refuse(job, taken)
             return
         prompt = taken.prompt
         key = subjects.owner_key(prompt.tenant, prompt.workspace, prompt.conversation)
-        with self._gates.visit(key) as visit:
+        identity = identity_of(prompt)
+        with tracing.identified(span, **identity), self._gates.visit(key) as visit:
             settled = await self._admit_or_hold(job, prompt, visit)
+            if not settled:
+                metrics.prompts.labels("waiting").inc()
         if settled:
             # Who waits behind this prompt looks only now: it was the oldest until the ack.
             self._gates.wake(key)
@@ -136,7 +143,8 @@ class Router:
                 return False
             self._held += 1
             try:
-                await visit.woken(min(left_s, delay_s(looks)))
+                with metrics.held_prompts.track_inprogress():
+                    await visit.woken(min(left_s, delay_s(looks)))
             finally:
                 self._held -= 1
 
@@ -149,13 +157,15 @@ class Router:
             stored_at_ns=message.stored_at_ns,
             actor=f"{self._instance}-{self._delivered}",
         )
-        identity = {"tenant": prompt.tenant, "conversation": prompt.conversation, "request": prompt.request_id}
+        execution = verdict.state.execution
         if isinstance(verdict.end, Ack):
             confirmed = await job.ack(confirm=True)
             code = verdict.state.failure.code.value if verdict.state.failure is not None else None
-            _log.info("prompt_settled", outcome=verdict.end.outcome, code=code, confirmed=confirmed, **identity)
+            outcome = verdict.end.outcome
+            _log.info("prompt_settled", outcome=outcome, code=code, confirmed=confirmed, execution=execution)
+            metrics.settled(outcome, code, self._clock() - message.stored_at_ns // 1_000_000)
         else:
-            _log.debug("prompt_waits", reason=verdict.end.reason, **identity)
+            _log.debug("prompt_waits", reason=verdict.end.reason)
         return verdict.end
 
     async def _refuse(self, job: Job, poison: Poison) -> None:
@@ -169,6 +179,7 @@ class Router:
             except BusError as error:
                 _log.warning("poison_untold", subject=job.message.subject, error=str(error))
         await job.term(poison.problem.detail)
+        metrics.prompts.labels("refused").inc()
         _log.warning(
             "prompt_refused", subject=job.message.subject, sequence=job.message.sequence, detail=poison.problem.detail
         )

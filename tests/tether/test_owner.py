@@ -18,7 +18,9 @@ ALLOWED = {
     owner.SessionBound: {(state, state) for state in get_args(OwnerState) if state != "idle"},
     owner.ResponseEnded: {("running", "exiting")},
     owner.Ended: {(state, "idle") for state in get_args(OwnerState) if state != "idle"},
-    owner.TakeOver: {("starting", "stopping"), ("running", "stopping")},
+    owner.TakeOver: {("starting", "stopping"), ("running", "stopping"), ("stopping", "stopping")},
+    owner.StopRefused: {("stopping", "running"), ("stopping", "starting")},
+    owner.StopUnconfirmed: {("stopping", "stopping")},
     owner.Repair: {(state, after) for state in get_args(OwnerState) for after in (state, "starting")},
 }
 
@@ -72,6 +74,8 @@ INPUTS: st.SearchStrategy[owner.OwnerInput] = st.one_of(
     st.builds(owner.ResponseEnded, EXECUTIONS, st.just(3)),
     st.builds(owner.Ended, EXECUTIONS, st.sampled_from(["completed", "lost"]), st.booleans(), st.just(4)),
     st.builds(owner.TakeOver, EXECUTIONS, st.sampled_from(["s1", "s2"]), st.just("r9"), st.just(5)),
+    st.builds(owner.StopRefused, st.sampled_from(["s1", "s2"]), st.just(7)),
+    st.builds(owner.StopUnconfirmed, st.sampled_from(["s1", "s2"]), st.just(7)),
     st.builds(
         lambda number, generation, named: owner.Repair(
             generation, target(number, generation) if named else None, f"r{number}", 1, 6
@@ -113,6 +117,11 @@ def test_no_sequence_of_inputs_leaves_the_diagram_or_goes_back(events: list[owne
         assert not (sessions and changed.native_session is None), "no input clears the last native session"
         sessions = changed.native_session is not None
         assert len(changed.tombstones) <= owner.TOMBSTONES_MAX
+        stopping = changed.state == "stopping"
+        assert (changed.stop_control is not None) == stopping == (changed.stopping_since > 0)
+        assert changed.pending_request is None or changed.state in ("stopping", "idle")
+        if changed.superseded is not None and changed.superseded != record.superseded:
+            assert (record.state, changed.state) == ("stopping", "idle"), "only a takeover supersedes"
         assert OwnerRecord.model_validate(changed.value()) == changed
         record = changed
 
@@ -145,6 +154,41 @@ def test_a_takeover_waits_for_the_proof() -> None:
     idle = after(owner.Ended("exe1", "stopped", True, 4), record=record)
     assert (idle.state, idle.pending_request, idle.stop_control) == ("idle", "r2", None)
     assert after(admit(2), record=idle).pending_request is None
+
+
+def test_what_a_takeover_cut_short_is_named_until_the_next_end() -> None:
+    record = after(admit(1), owner.Started("exe1", "b", 1, 2), owner.TakeOver("exe1", "stop1", "r2", 3))
+    assert (record.stopping_since, record.stop_control) == (3, "stop1")
+    idle = after(owner.Ended("exe1", "stopped", True, 4), record=record)
+    assert idle.superseded == owner.Superseded(request="r1", response="rsp1", attempt=1)
+    admitted = after(admit(2), record=idle)
+    assert admitted.superseded == idle.superseded
+    assert after(owner.Ended("exe2", "completed", True, 5), record=admitted).superseded is None
+    for outcome in ("completed", "failed", "drained", "lost"):
+        assert after(owner.Ended("exe1", outcome, True, 4), record=record).superseded is None
+
+
+def test_a_stop_that_was_refused_leaves_everything_as_it_was() -> None:
+    before = after(admit(1), owner.Started("exe1", "b", 1, 2))
+    stopping = after(owner.TakeOver("exe1", "stop1", "r2", 3), record=before)
+    again = after(owner.StopRefused("stop1", 4), record=stopping)
+    assert again == before.model_copy(update={"updated_at": 4})
+    assert owner.decide(again, owner.StopRefused("stop1", 4)) == Ignored()
+    assert owner.decide(stopping, owner.StopRefused("stop2", 4)) == Ignored(), "of another takeover"
+    unclaimed = after(admit(1), owner.TakeOver("exe1", "stop1", "r2", 3), owner.StopRefused("stop1", 4))
+    assert unclaimed.state == "starting"
+
+
+def test_a_stop_that_nobody_confirmed_keeps_its_name_and_lets_another_takeover_follow() -> None:
+    stopping = after(admit(1), owner.Started("exe1", "b", 1, 2), owner.TakeOver("exe1", "stop1", "r2", 3))
+    assert owner.decide(stopping, owner.TakeOver("exe1", "stop2", "r3", 4)) == Denied("another takeover is under way")
+    assert owner.decide(stopping, owner.TakeOver("exe1", "stop1", "r2", 4)) == Ignored()
+    unconfirmed = after(owner.StopUnconfirmed("stop1", 5), record=stopping)
+    assert (unconfirmed.state, unconfirmed.stop_control, unconfirmed.pending_request) == ("stopping", "stop1", None)
+    second = after(owner.TakeOver("exe1", "stop2", "r3", 6), record=unconfirmed)
+    assert (second.stop_control, second.pending_request, second.stopping_since) == ("stop2", "r3", 6)
+    exiting = after(admit(1), owner.Started("exe1", "b", 1, 2), owner.ResponseEnded("exe1", 3))
+    assert owner.decide(exiting, owner.TakeOver("exe1", "s", "r2", 4)) == Denied("the conversation is exiting")
 
 
 def test_a_session_is_resumed_by_the_same_kind_of_agent_and_only_once_resumable() -> None:

@@ -13,7 +13,7 @@ from tether.cursor import Cursor
 from tether.events import ConversationEvent, Event
 from tether.frames import Frame, Position
 from tether.subjects import EventAddress
-from tether_backend.core.stream import Chunk, Hole, LogMessage, ReaderView, Until
+from tether_backend.core.stream import SSE, Chunk, Hole, LogMessage, ReaderView, Until
 
 WATERMARK = 0
 
@@ -89,7 +89,7 @@ def test_events_that_are_live_and_whole_are_encoded_once_for_all_readers() -> No
     one = message(5, 1, 3)
     views = [ReaderView("t", "c", Cursor.beginning(), WATERMARK) for _ in range(3)]
     chunks = [view.take(one) for view in views]
-    assert all(isinstance(chunk, Chunk) and chunk.data is one.live for chunk in chunks)
+    assert all(isinstance(chunk, Chunk) and chunk.data is one.live(SSE) for chunk in chunks)
 
 
 def test_a_stream_until_a_response_ends_within_the_frame_that_ends_it() -> None:

@@ -221,26 +221,6 @@ async def test_an_interjection_that_nobody_can_tell_of_is_a_retryable_failure_ne
 
 
 @virtual
-async def test_takeover_is_refused_as_not_built_yet_while_something_runs_and_admits_when_idle() -> None:
-    server = MemoryServer()
-    outside = MemoryBus(server)
-    stage = await world(outside)
-    sandbox = Sandbox(outside)
-    async with routing(MemoryBus(server)), sandbox.running():
-        await stage.send(a_prompt("r1", mode="takeover"))
-        await sandbox.claims(1)
-        await stage.state_is("running")
-        await stage.send(a_prompt("r2", mode="takeover"))
-        await stage.settled(2)
-    record = await stage.request("r2")
-    assert record is not None and record.done is not None and record.done.problem is not None
-    assert (record.state, record.done.problem.code) == ("retryable", Code.CAPABILITY_MISSING)
-    assert "take over" in record.done.problem.detail
-    assert (await stage.owner()).state == "running"
-    assert sandbox.asked == []
-
-
-@virtual
 async def test_a_damaged_reply_of_a_collector_reads_as_unknown() -> None:
     server = MemoryServer()
     outside = MemoryBus(server)
@@ -282,7 +262,8 @@ async def test_a_damaged_reply_of_a_collector_reads_as_unknown() -> None:
         ("rejected", problem(Code.LEASE_NOT_READY, ""), False, False, "later"),
         ("rejected", problem(Code.TARGET_STALE, ""), False, False, "later"),
         ("rejected", problem(Code.SESSION_STREAM_NOT_ACTIVE, "", ended=True), False, True, "later"),
-        ("rejected", problem(Code.SESSION_STREAM_NOT_ACTIVE, "", ended=False), False, False, "later"),
+        ("rejected", problem(Code.RUNTIME_UNAVAILABLE, "", recovering=True), False, False, "recovering"),
+        ("rejected", problem(Code.SESSION_STREAM_NOT_ACTIVE, "", ended=False), False, False, "inactive"),
         ("rejected", problem(Code.SESSION_STREAM_NOT_ACTIVE, "", ended="yes"), False, True, "refused"),
         ("rejected", problem(Code.CAPABILITY_MISSING, ""), False, False, "refused"),
         ("rejected", problem(Code.CAPABILITY_MISSING, ""), True, False, "refused"),
@@ -296,3 +277,126 @@ def test_every_answer_of_a_collector_has_one_meaning(
     verdict = judge(reply, asked=asked, forced=forced)
     assert verdict.standing == standing
     assert (verdict.problem is not None) == (standing == "refused")
+
+
+def test_no_answer_that_can_be_read_is_unknown() -> None:
+    assert judge(None, asked=False, forced=False).standing == judge(None, asked=True, forced=True).standing == "unknown"
+
+
+def lost(tail: str) -> dict[str, object]:
+    return {"outcome": "lost", "tail": tail, "proof": {"method": "provider", "at": 1}}
+
+
+@pytest.mark.parametrize("tail", ["complete", "unknown"])
+def test_a_message_into_an_execution_that_was_lost_runs_again_only_if_the_log_proves_that_it_never_arrived(
+    tail: str,
+) -> None:
+    @virtual
+    async def run() -> None:
+        server = MemoryServer()
+        outside = MemoryBus(server)
+        stage = await world(outside)
+        sandbox = Sandbox(outside)
+        async with routing(MemoryBus(server)):
+            async with sandbox.running():
+                await running_execution(stage, sandbox)
+                sandbox.lose_replies = 1
+                await stage.send(a_prompt("r2"))
+
+                async def arrived() -> bool:
+                    return bool(sandbox.interjected) or tail == "complete"
+
+                sandbox.deaf = 1 if tail == "complete" else 0
+                await until(arrived, "the interjection arrives")
+                await asyncio.sleep(0.5)
+                record = await stage.request("r2")
+                assert record is not None and record.interjected_into == derived("r1")[1], "marked before it was sent"
+            # The sandbox is gone, its volume too; whoever proves it ends the execution.
+            await sandbox.tell(sandbox.claimed[0], "execution.ended", lost(tail))
+            await stage.state_is("idle" if tail == "unknown" else "starting")
+            async with Sandbox(outside).running() as second:
+                await stage.settled(2)
+                await asyncio.sleep(60)
+                record = await stage.request("r2")
+                assert record is not None and record.done is not None
+                if tail == "complete":
+                    assert (record.done.status, second.claimed) == ("admitted", [derived("r2")[1]])
+                    return
+                assert record.done.problem is not None
+                assert (record.state, record.done.problem.code) == ("retryable", Code.EXECUTION_DURABILITY_GAP)
+                assert second.claimed == []
+                await stage.send(a_prompt("r2", attempt=2))  # the user has looked, and wants it
+                await second.claims(1)
+                assert second.claimed == [derived("r2", 2)[1]]
+
+    run()
+
+
+@virtual
+async def test_a_message_that_was_never_sent_needs_no_receipt_after_a_crash() -> None:
+    server = MemoryServer()
+    outside = MemoryBus(server)
+    stage = await world(outside)
+    sandbox = Sandbox(outside)
+    async with routing(MemoryBus(server)), sandbox.running():
+        await running_execution(stage, sandbox)
+        await stage.send(a_prompt("r2", "on its way"))
+        await stage.settled(2)
+    assert [verb for verb, _ in sandbox.asked] == ["interject"]
+    record = await stage.request("r2")
+    assert record is not None and record.interjected_into == derived("r1")[1]
+
+
+@virtual
+async def test_a_recovered_execution_is_not_stopped_for_having_been_recovered() -> None:
+    server = MemoryServer()
+    outside = MemoryBus(server)
+    stage = await world(outside)
+    sandbox = Sandbox(outside)
+    async with routing(MemoryBus(server)), sandbox.running():
+        await running_execution(stage, sandbox)
+        sandbox.refuse = problem(Code.RUNTIME_UNAVAILABLE, "being recovered", recovering=True)
+        await stage.send(a_prompt("r2", "still there?"))
+        await asyncio.sleep(10)
+        sandbox.refuse = None
+        await stage.settled(2)
+    assert sandbox.interjected == ["still there?"]
+    assert sandbox.stopped == []
+
+
+@virtual
+async def test_an_execution_that_stays_uncorrected_is_taken_over_by_auto() -> None:
+    server = MemoryServer()
+    outside = MemoryBus(server)
+    stage = await world(outside)
+    sandbox = Sandbox(outside, refuse=problem(Code.RUNTIME_UNAVAILABLE, "being recovered", recovering=True))
+    async with routing(MemoryBus(server)), sandbox.running():
+        await running_execution(stage, sandbox)
+        await stage.send(a_prompt("r2"))
+        await asyncio.sleep(15)
+        assert sandbox.stopped == []
+        await sandbox.claims(2)
+    assert sandbox.stopped == [derived("r1")[1]]
+    assert sandbox.claimed == [derived("r1")[1], derived("r2")[1]]
+
+
+@virtual
+async def test_c8_auto_takes_over_from_an_execution_that_takes_no_message_any_more() -> None:
+    server = MemoryServer()
+    outside = MemoryBus(server)
+    stage = await world(outside)
+    refuse = problem(Code.SESSION_STREAM_NOT_ACTIVE, "the agent's stdin is closed", ended=False)
+    sandbox = Sandbox(outside, refuse=refuse)
+    async with routing(MemoryBus(server)), sandbox.running():
+        await running_execution(stage, sandbox)
+        await stage.send(a_prompt("r2", mode="interject"))
+        await stage.settled(2)
+        record = await stage.request("r2")
+        assert record is not None and record.done is not None and record.done.problem is not None
+        assert (record.state, record.done.problem.code) == ("retryable", Code.SESSION_STREAM_NOT_ACTIVE)
+        await stage.send(a_prompt("r3"))
+        await sandbox.claims(2)
+        await stage.settled(3)
+    assert sandbox.stopped == [derived("r1")[1]]
+    assert sandbox.claimed == [derived("r1")[1], derived("r3")[1]]
+    assert sandbox.most_active == 1

@@ -21,6 +21,7 @@ from tether.bus import NatsBus, connect
 from tether.errors import Code, problem
 from tether.settings import ConfigurationError, load
 from tether_router.config import RouterSettings
+from tether_router.core.steps import Ack
 from tether_router.service import now_ms, route
 
 TENANT = "acme"
@@ -156,6 +157,78 @@ async def test_an_interjection_over_the_real_bus_joins_the_response(server: Nats
         await stage.settled(2, timeout_s=20)
     assert sandbox.interjected == ["and this"]
     assert (await stage.told())[-1].body["into"] == derived()[0]
+
+
+async def running_first(stage: World, sandbox: Sandbox) -> None:
+    await stage.send(a_prompt("r1"))
+    await sandbox.claims(1, timeout_s=20)
+    await stage.state_is("running", timeout_s=20)
+
+
+SUPERSEDED_THEN_NEW = [
+    "r1/prompt.admitted",
+    "r1/response.created",
+    "r1/response.superseded",
+    "r2/prompt.admitted",
+    "r2/response.created",
+]
+
+
+async def test_a_takeover_with_two_routers_stops_once_and_starts_once(
+    server: NatsServer, outside: NatsBus
+) -> None:
+    stage = await world(outside)
+    sandbox = Sandbox(outside)
+    async with routing(server), routing(server), sandbox.running():
+        await running_first(stage, sandbox)
+        await stage.send(a_prompt("r2", "instead", mode="takeover"))
+        await stage.send(a_prompt("r3", "and this"))
+        await stage.settled(3, timeout_s=20)
+    assert sandbox.claimed == [derived("r1")[1], derived("r2")[1]]
+    assert (sandbox.stopped, sandbox.most_active) == ([derived("r1")[1]], 1)
+    assert len([verb for verb, _ in sandbox.asked if verb == "stop"]) == 1
+    assert sandbox.interjected == ["and this"]
+    assert [event.id for event in await stage.told()][:5] == SUPERSEDED_THEN_NEW
+
+
+@pytest.mark.parametrize("freeze_at", [2, 3, 4, 6, 9])
+async def test_p8_a_router_that_was_frozen_in_mid_takeover_stops_and_starts_nothing_when_it_wakes(
+    server: NatsServer, outside: NatsBus, freeze_at: int
+) -> None:
+    """The same prompt comes to a second router as a copy of it: looked at until it is through."""
+    stage = await world(outside)
+    sandbox = Sandbox(outside)
+    async with sandbox.running():
+        async with routing(server):
+            await running_first(stage, sandbox)
+            await drained(stage)
+        async with routing(server, freeze_at=freeze_at) as frozen:
+            await stage.send(a_prompt("r2", mode="takeover"))
+            await asyncio.wait_for(frozen.frozen.wait(), 20)
+            stored = await stage.stored(subjects.PROMPTS_STREAM, "tether.prompt.>")
+            async with await connect(server.url, name="second") as bus:
+
+                async def through() -> bool:
+                    verdict = await admitter(bus).admit(
+                        a_prompt("r2", mode="takeover"),
+                        sequence=stored[0].sequence,
+                        stored_at_ns=stored[0].stored_at_ns,
+                        actor=f"second-{len(sandbox.asked)}-{asyncio.get_running_loop().time()}",
+                    )
+                    assert verdict.state.failure is None
+                    return isinstance(verdict.end, Ack)
+
+                await until(through, "the second router's takeover")
+            await sandbox.claims(2, timeout_s=20)
+            await sandbox.finish(sandbox.claimed[1])
+            frozen.thawed.set()
+            await drained(stage)
+            await stage.state_is("idle", timeout_s=20)
+            await stage.send(a_prompt("r3"))
+            await sandbox.claims(3, timeout_s=20)
+    assert sandbox.claimed == [derived(name)[1] for name in ("r1", "r2", "r3")]
+    assert (sandbox.stopped, sandbox.most_active) == ([derived("r1")[1]], 1)
+    assert [event.id for event in await stage.told()][:5] == SUPERSEDED_THEN_NEW
 
 
 async def test_the_server_is_killed_under_routers_and_every_prompt_is_answered_once(

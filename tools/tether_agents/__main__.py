@@ -1,6 +1,6 @@
-"""`python -m tether_agents install|find NAME [--agents-dir DIR]`.
+"""`python -m tether_agents install|find [all|NAME…] [--agents-dir DIR]`.
 
-Prints one line. Exit codes: 0 done, 1 failed, 2 wrong usage, 3 npm or its registry cannot be reached.
+Prints one line for each. Exit codes: 0 done, 1 failed, 2 wrong usage, 3 npm or its registry cannot be reached.
 """
 
 from __future__ import annotations
@@ -16,11 +16,15 @@ from tether_agents.locate import FoundAgent, Problem, find_agent, load_pins
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="tether_agents", description=__doc__)
     parser.add_argument("verb", choices=["install", "find"])
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"default: {', '.join(load_pins())}")
+    pins = load_pins()
+    usual = [name for name, pin in pins.items() if pin.by_default]
+    names_help = f"all, or of: {', '.join(pins)}; without one {', '.join(usual)} are installed, and all are looked for"
+    parser.add_argument("names", nargs="*", metavar="NAME", help=names_help)
     parser.add_argument("--agents-dir", type=Path, help="folder that holds <name>/<version>")
     parser.add_argument("--npm", default="npm", help="the npm to use")
     arguments = parser.parse_args(argv)
-    for name in arguments.names or load_pins():
+    names = arguments.names or (usual if arguments.verb == "install" else ["all"])
+    for name in pins if "all" in names else names:
         outcome: FoundAgent | InstallFailure | Problem
         if arguments.verb == "install":
             outcome = install_agent(name, arguments.agents_dir, npm=arguments.npm)
@@ -32,7 +36,7 @@ def main(argv: list[str] | None = None) -> int:
         if isinstance(outcome, Problem):
             print(f"{name}: {outcome}", file=sys.stderr)
             return EXIT_FAILED
-        print(f"{name} {outcome.version} {outcome.path} ({outcome.source})", flush=True)
+        print(f"{name} {outcome.version} {' '.join(outcome.command)} ({outcome.source})", flush=True)
     return EXIT_OK
 
 

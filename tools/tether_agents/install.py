@@ -4,7 +4,7 @@ Order of steps, all under an exclusive lock of this agent (a second run waits, t
 
 1. an install of the pinned version that tells its version is left alone;
 2. folders of earlier runs that were cut off are removed;
-3. npm installs into `<version>.partial` (exact version, no install scripts: the binary is native);
+3. npm installs into `<version>.partial` (exact versions, no install scripts: what is run needs none);
 4. the binary is run for its version;
 5. the folder is renamed to `<version>`: a reader sees a whole install or none.
 
@@ -30,6 +30,7 @@ from tether_agents.locate import (
     Problem,
     ask_version,
     cache_root,
+    installed_arguments,
     installed_binary,
     pin_of,
     platform_key,
@@ -69,7 +70,7 @@ def install_agent(
     if platform_key() not in pin.binaries:
         detail = f"{pin.package} {pin.version} has no binary for {platform_key()}"
         return InstallFailure(f"{detail}; use one of: {', '.join(pin.binaries)}", EXIT_FAILED)
-    folder = (root or cache_root()) / name
+    folder = (root or cache_root()) / pin.folder
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with _locked(folder / ".lock"):
@@ -109,7 +110,7 @@ def _install_locked(pin: Pin, folder: Path, npm: str, timeout_s: float) -> Found
         shutil.rmtree(partial, ignore_errors=True)
     binary = installed_binary(pin, target)
     assert binary is not None  # the platform was checked before anything was written
-    return FoundAgent(pin.name, binary, found.version, "cache", pin.version)
+    return FoundAgent(pin.name, binary, found.version, "cache", pin.version, installed_arguments(pin, target))
 
 
 def _checked(pin: Pin, folder: Path) -> FoundAgent | Problem:
@@ -118,13 +119,14 @@ def _checked(pin: Pin, folder: Path) -> FoundAgent | Problem:
     if binary is None or not binary.is_file():
         detail = f"npm installed {pin.package} without its binary for {platform_key()}"
         return Problem(pin.name, "broken", detail, "check that npm does not omit optional dependencies")
-    version = ask_version(pin, binary)
+    arguments = installed_arguments(pin, folder)
+    version = ask_version(pin, binary, arguments)
     if isinstance(version, Problem):
         return version
     if version != pin.version:
         detail = f"{binary} says {version}, {pin.version} is pinned"
         return Problem(pin.name, "wrong_version", detail, "remove that folder and install again")
-    return FoundAgent(pin.name, binary, version, "cache", pin.version)
+    return FoundAgent(pin.name, binary, version, "cache", pin.version, arguments)
 
 
 def _npm_install(pin: Pin, prefix: Path, npm: str, timeout_s: float) -> InstallFailure | None:
@@ -134,7 +136,7 @@ def _npm_install(pin: Pin, prefix: Path, npm: str, timeout_s: float) -> InstallF
         return InstallFailure(message, EXIT_UNREACHABLE)
     command = [executable, "install", "--prefix", str(prefix), "--ignore-scripts", "--include=optional"]
     command += ["--no-audit", "--no-fund", "--no-update-notifier", "--loglevel=error", "--fetch-retries=1"]
-    command += [f"{pin.package}@{pin.version}"]
+    command += [f"{pin.package}@{pin.version}", *pin.extras.get(platform_key(), ())]
     (prefix / "package.json").write_text('{"name": "tether-agent", "private": true}\n', encoding="utf-8")
     try:
         done = subprocess.run(

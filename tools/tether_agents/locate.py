@@ -3,7 +3,8 @@
 Searched in this order, the first one with the pinned version wins:
 
 1. the folder given with `--agents-dir` (a copy of the cache, an npm prefix, or a folder with the binary in it);
-2. the cache that `install` fills: `${XDG_CACHE_HOME:-~/.cache}/tether/agents/<name>/<version>`;
+2. the cache that `install` fills: `${XDG_CACHE_HOME:-~/.cache}/tether/agents/<name>/<version>` (a colon in the name is
+   a dash there);
 3. PATH.
 
 A CLI of another version is not taken unless the caller says so: what a CLI prints differs between releases in
@@ -18,8 +19,8 @@ import re
 import shutil
 import subprocess
 import tomllib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
@@ -42,6 +43,14 @@ class Pin:
     version_pattern: str
     node_min: int
     binaries: Mapping[str, str]
+    arguments: tuple[str, ...] = ()
+    extras: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    by_default: bool = False
+
+    @property
+    def folder(self) -> str:
+        """The agent's name as that of a folder."""
+        return self.name.replace(":", "-")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +62,12 @@ class FoundAgent:
     version: str
     source: Source
     pinned_version: str
+    arguments: tuple[str, ...] = ()
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """What runs it: the binary, and for a script the script after it."""
+        return (str(self.path), *self.arguments)
 
     @property
     def is_pinned(self) -> bool:
@@ -84,6 +99,9 @@ def load_pins(path: Path = PINS_FILE) -> dict[str, Pin]:
             version_pattern=str(table["version_pattern"]),
             node_min=int(table["node_min"]),
             binaries={str(key): str(value) for key, value in table["binaries"].items()},
+            arguments=tuple(map(str, table.get("arguments", ()))),
+            extras={str(key): tuple(map(str, value)) for key, value in table.get("extras", {}).items()},
+            by_default=bool(table.get("by_default", False)),
         )
         for name, table in tables.items()
     }
@@ -114,20 +132,25 @@ def cache_root(environment: Mapping[str, str] | None = None) -> Path:
 
 
 def installed_binary(pin: Pin, folder: Path) -> Path | None:
-    """The native binary in an npm prefix of this pin, or None on a platform that has none."""
+    """The binary in an npm prefix of this pin, or None on a platform that has none."""
     relative = pin.binaries.get(platform_key())
     return None if relative is None else folder / relative
 
 
-def ask_version(pin: Pin, binary: Path) -> str | Problem:
-    """Run `<binary> --version`."""
+def installed_arguments(pin: Pin, folder: Path) -> tuple[str, ...]:
+    """What that binary is given to run."""
+    return tuple(str(folder / relative) for relative in pin.arguments)
+
+
+def ask_version(pin: Pin, binary: Path, arguments: Sequence[str] = ()) -> str | Problem:
+    """Run `<binary> <arguments> --version`."""
     remedy = f"install it anew: python -m tether_agents install {pin.name}"
     environment = {key: value for key, value in os.environ.items() if key in ("PATH", "HOME", "LANG", "TMPDIR")} | {
         "DISABLE_AUTOUPDATER": "1"
     }
     try:
         answer = subprocess.run(
-            [str(binary), "--version"],
+            [str(binary), *arguments, "--version"],
             env=environment,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -161,12 +184,12 @@ def find_agent(
     remedy = f"run: python -m tether_agents install {name}"
     others: list[FoundAgent] = []
     broken: list[Problem] = []
-    for source, binary in _candidates(pin, agents_dir, environment):
-        version = ask_version(pin, binary)
+    for source, binary, arguments in _candidates(pin, agents_dir, environment):
+        version = ask_version(pin, binary, arguments)
         if isinstance(version, Problem):
             broken.append(version)
             continue
-        found = FoundAgent(name, binary, version, source, pin.version)
+        found = FoundAgent(name, binary, version, source, pin.version, arguments)
         if found.is_pinned:
             return found
         others.append(found)
@@ -184,22 +207,28 @@ def find_agent(
 
 def _candidates(
     pin: Pin, agents_dir: Path | None, environment: Mapping[str, str] | None
-) -> Iterator[tuple[Source, Path]]:
-    """Existing executables, each real file once."""
+) -> Iterator[tuple[Source, Path, tuple[str, ...]]]:
+    """Existing executables, each real file once, and what each is given to run."""
     env = os.environ if environment is None else environment
-    listed: list[tuple[Source, Path | None]] = []
+
+    def installed(source: Source, folder: Path) -> tuple[Source, Path | None, tuple[str, ...]]:
+        return source, installed_binary(pin, folder), installed_arguments(pin, folder)
+
+    listed: list[tuple[Source, Path | None, tuple[str, ...]]] = []
     if agents_dir is not None:
-        listed.append(("agents-dir", installed_binary(pin, agents_dir / pin.name / pin.version)))
-        listed.append(("agents-dir", installed_binary(pin, agents_dir)))
-        listed.append(("agents-dir", agents_dir / pin.command))
-    listed.append(("cache", installed_binary(pin, cache_root(environment) / pin.name / pin.version)))
+        listed.append(installed("agents-dir", agents_dir / pin.folder / pin.version))
+        listed.append(installed("agents-dir", agents_dir))
+        listed.append(("agents-dir", agents_dir / pin.command, ()))
+    listed.append(installed("cache", cache_root(environment) / pin.folder / pin.version))
     on_path = shutil.which(pin.command, path=env.get("PATH", ""))
-    listed.append(("PATH", Path(on_path) if on_path else None))
+    listed.append(("PATH", Path(on_path) if on_path else None, ()))
     seen: set[Path] = set()
-    for source, binary in listed:
+    for source, binary, arguments in listed:
         if binary is None or not binary.is_file() or not os.access(binary, os.X_OK):
+            continue
+        if not all(Path(each).is_file() for each in arguments):
             continue
         real = binary.resolve()
         if real not in seen:
             seen.add(real)
-            yield source, binary
+            yield source, binary, arguments

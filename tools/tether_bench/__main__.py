@@ -7,25 +7,33 @@ import asyncio
 import contextlib
 import os
 import platform
-import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from tether.errors import TetherError
-from tether_bench import attaching, first_event, latency, memory, report, throughput
+from tether_bench import (
+    answering,
+    attaching,
+    collectors,
+    first_event,
+    latency,
+    memory,
+    readers,
+    report,
+    soak,
+    throughput,
+)
 from tether_bench.rig import Rig
 from tether_bench.stats import Figure
 from tether_bench.tap import BenchError
 from tether_cli.nats_server import find_binary
 from tether_cli.output import CliError
-from tether_cli.set import ephemeral
 
-SHORT_S: Final = 84.0  # of measuring; the rest of 90 s is the set's end
+SHORT_S: Final = 112.0  # of measuring; the rest of 120 s is the set's end
 FULL_S: Final = 900.0
 Measure = Callable[[Rig, Sequence[str]], list[Figure]]
 
@@ -38,20 +46,26 @@ GROUPS: Final[tuple[tuple[tuple[str, ...], Measure], ...]] = (
     ),
     (("added_latency_ms_p50_x100",), lambda rig, names: latency.added_latency(rig, 100, names)),
     (("first_event_ms_p50", "first_output_ms_p50"), lambda rig, _: first_event.first_event(rig)),
+    ((answering.NAME, answering.RECEIPT), lambda rig, _: answering.answers(rig)),
     (
         ("collector_lines_per_s", "collector_stored_lines_per_s"),
         lambda rig, _: throughput.collector_lines(rig),
     ),
+    ((collectors.NAME,), lambda rig, _: collectors.four_collectors(rig)),
     (("projection_events_per_s",), lambda rig, _: throughput.projection_events(rig)),
+    ((readers.CUT, readers.P99, readers.P50), lambda rig, _: readers.thousand_readers(rig)),
     (tuple(attaching.name_of(size) for size in attaching.SIZES), attaching.attaches),
+    ((soak.NAME,), lambda rig, _: soak.soak(rig, rig.soak_s)),
 )
 MEMORY: Final = ("rss_mib", "keeper_rss_mib")
 NOT_SHORT: Final = frozenset({"added_latency_ms_p50_x100"})
+ASKED: Final = frozenset({soak.NAME})  # only by name, or by `--soak-s`
 NAMES: Final = (*(name for names, _ in GROUPS for name in names), *MEMORY)
 
 
-def chosen(only: Sequence[str], *, short: bool) -> list[str]:
-    """The figures to measure, in order. Each of `only` is a name, else the beginning of names. Raises ValueError."""
+def chosen(only: Sequence[str], *, short: bool, soaked: bool = False) -> list[str]:
+    """The figures to measure, in order. Each of `only` is a name, else the beginning of names. `soaked`: the soak as
+    well. Raises ValueError."""
     picked: set[str] = set()
     for asked in only:
         found = {asked} if asked in NAMES else {name for name in NAMES if name.startswith(asked)}
@@ -59,7 +73,9 @@ def chosen(only: Sequence[str], *, short: bool) -> list[str]:
             raise ValueError(f"no figure is called {asked}; there are {', '.join(NAMES)}")
         picked |= found
     if not only:
-        picked = set(NAMES) - (NOT_SHORT if short else frozenset())
+        picked = set(NAMES) - ASKED - (NOT_SHORT if short else frozenset())
+    if soaked:
+        picked.add(soak.NAME)
     return [name for name in NAMES if name in picked]
 
 
@@ -115,43 +131,29 @@ def environment(arguments: Sequence[str]) -> dict[str, Any]:
     }
 
 
-async def run(
-    names: Sequence[str], *, short: bool, say: Callable[[str], None], limit_s: float | None = None
-) -> tuple[list[Figure], Rig]:
-    """Start a set, measure within `limit_s`, end it. Cancelled: the measuring stops at its next wait, and everything is
-    ended."""
-    with tempfile.TemporaryDirectory(prefix="tether-bench-") as name:
-        folder = Path(name)
-        agents = folder / "agents.toml"
-        agents.write_text(
-            f'[agents.scripted]\nenv = {{ TETHER_SCRIPTED_TRUTH = "{folder}/truth", '
-            f'TETHER_SCRIPTED_HOME = "{folder}/home" }}\n',
-            encoding="utf-8",
-        )
-        begun_s = time.monotonic()
-        allowed_s = limit_s or (SHORT_S if short else FULL_S)
-        async with ephemeral(agents_file=agents) as state:
-            rig = Rig(state, folder, short, say=say, deadline_s=begun_s + allowed_s)
-            say(f"a set is up ({time.monotonic() - begun_s:.0f} s)")
-            working = asyncio.create_task(asyncio.to_thread(measured, rig, names), name="bench-measure")
-            try:
-                return await asyncio.shield(working), rig
-            finally:
-                rig.stopping.set()
-                await asyncio.wait({working})
+def allowed_s(names: Sequence[str], *, short: bool, seconds: float | None, soak_s: float) -> float:
+    """How long the measuring may take; a soak comes on top."""
+    longer_s = soak.WARM_UP_S + soak_s if soak.NAME in names else 0.0
+    return (seconds or (SHORT_S if short else FULL_S)) + longer_s
 
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="tether_bench", description="Measure Tether on this machine.")
-    parser.add_argument("--short", action="store_true", help="fewer and shorter rounds; within 90 s on two cores")
+    parser.add_argument("--short", action="store_true", help="fewer and shorter rounds; within 120 s on two cores")
     parser.add_argument(
         "--only", nargs="+", default=[], metavar="NAME", help="these figures (names or their beginnings)"
     )
     parser.add_argument("--seconds", type=float, metavar="N", help="time for all of it, on a slower machine")
+    parser.add_argument(
+        "--soak-s",
+        type=float,
+        metavar="N",
+        help=f"{soak.NAME} over so many seconds as well (with --only: {soak.SOAK_S:g})",
+    )
     parser.add_argument("--report", type=Path, default=Path("reports/bench.json"), metavar="PATH")
     given = parser.parse_args(arguments)
     try:
-        names = chosen(given.only, short=given.short)
+        names = chosen(given.only, short=given.short, soaked=given.soak_s is not None)
     except ValueError as error:
         parser.error(str(error))
 
@@ -161,7 +163,18 @@ def main(arguments: Sequence[str]) -> int:
     where = environment(arguments)
     figures: list[Figure] = []
     try:
-        figures, rig = asyncio.run(_until_signal(names, short=given.short, limit_s=given.seconds, say=say))
+        with contextlib.suppress(BenchError):  # told by the figure that needs them; the set inherits the limit
+            readers.raise_descriptors()
+        soak_s = given.soak_s or soak.SOAK_S
+        figures, rig = asyncio.run(
+            session.until_signal(
+                lambda rig: measured(rig, names),
+                short=given.short,
+                say=say,
+                limit_s=allowed_s(names, short=given.short, seconds=given.seconds, soak_s=soak_s),
+                soak_s=soak_s,
+            )
+        )
     except CliError as error:
         say(str(error))
         return 1
@@ -177,16 +190,6 @@ def main(arguments: Sequence[str]) -> int:
         print(f"  {example}")
     print(f"verdict: {content['verdict']}; written to {given.report}")
     return 0 if content["verdict"] == "pass" else 1
-
-
-async def _until_signal(
-    names: Sequence[str], *, short: bool, limit_s: float | None, say: Callable[[str], None]
-) -> tuple[list[Figure], Rig]:
-    task = asyncio.current_task()
-    assert task is not None
-    with contextlib.suppress(NotImplementedError):
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    return await run(names, short=short, limit_s=limit_s, say=say)
 
 
 if __name__ == "__main__":

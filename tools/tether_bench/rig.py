@@ -49,9 +49,10 @@ class Rig:
     losses: Losses = field(default_factory=Losses)
     stopping: threading.Event = field(default_factory=threading.Event)
     deadline_s: float = float("inf")  # monotonic; nothing is waited for beyond it
+    soak_s: float = 0.0  # of the soak, where it is asked for
     say: Callable[[str], None] = print
     _names: int = 0
-    _warm: bool = False
+    _warm: set[str] = field(default_factory=set)
 
     @property
     def truth(self) -> Path:
@@ -74,6 +75,14 @@ class Rig:
                 raise BenchError(f"{what}: not within {timeout_s:g} s")
             time.sleep(poll_s)
 
+    def pause(self, seconds: float) -> None:
+        """Raises BenchError once the bench's time is over."""
+        self.stopping.wait(seconds)
+        if self.stopping.is_set():
+            raise BenchError("stopped")
+        if time.monotonic() >= self.deadline_s:
+            raise BenchError(OVER)
+
     def rounds(self, most: int, budget_s: float) -> Iterator[int]:
         """Numbers of the rounds: up to `most`, none begun in a short run once the budget is used. At least one."""
         begun_s = time.monotonic()
@@ -92,13 +101,13 @@ class Rig:
         finally:
             client.close()
 
-    def prompt(self, client: Http, conversation: str, script: str) -> str:
+    def prompt(self, client: Http, conversation: str, script: str, workspace: str = WORKSPACE) -> str:
         """Send a prompt; returns its execution. The same request is repeated while it is pending."""
         body = {
             "request_id": new_id("req"),
             "content": [{"type": "text", "text": script}],
             "agent": {"kind": "scripted"},
-            "workspace": WORKSPACE,
+            "workspace": workspace,
         }
         until_s = time.monotonic() + START_S
         while True:
@@ -118,66 +127,72 @@ class Rig:
         finally:
             tap.close()
 
-    def follow(self, tap: Tap, conversation: str) -> Recording:
-        """An SSE reader of the whole conversation, live once this returns."""
-        recording = open_sse(tap, self.state.http_url, self.state.token, f"/v1/conversations/{conversation}/events")
+    def follow(self, tap: Tap, conversation: str, cursor: str | None = None) -> Recording:
+        """An SSE reader of the whole conversation, or of what follows the cursor; live once this returns."""
+        path = f"/v1/conversations/{conversation}/events" + (f"?cursor={cursor}" if cursor else "")
+        recording = open_sse(tap, self.state.http_url, self.state.token, path)
         self.wait(lambda: recording.has(b"event: live") or recording.closed, END_S, f"the stream of {conversation}")
         if recording.closed:
             SseReplay(recording).told().__next__()  # says what the server answered
         return recording
 
-    def warm(self) -> str:
-        """The workspace of the sandbox that all figures share; it has run something."""
-        if self._warm:
-            return WORKSPACE
-        with self.tap() as tap, self.http() as client:
-            conversation = self.name("warm")
-            stream = self.follow(tap, conversation)
-            self.prompt(client, conversation, "!say ready")
-            self.wait(lambda: stream.has(b'"execution.ended"'), START_S, "the first execution of a sandbox")
-        self._warm = True
-        return WORKSPACE
+    def warm(self, workspace: str = WORKSPACE) -> str:
+        """The sandbox of this workspace has run something. The default is the one that all figures share."""
+        if workspace not in self._warm:
+            with self.tap() as tap, self.http() as client:
+                conversation = self.name("warm")
+                stream = self.follow(tap, conversation)
+                self.prompt(client, conversation, "!say ready", workspace)
+                self.wait(lambda: stream.has(b'"execution.ended"'), START_S, "the first execution of a sandbox")
+            self._warm.add(workspace)
+        return workspace
 
     # --- the agent beside the product ---
 
     @contextlib.contextmanager
-    def bare_agents(self, tap: Tap, scripts: list[str]) -> Iterator[list[tuple[Recording, str]]]:
-        """The scripted agent on bare pipes, one for each script: (its stdout, its session)."""
+    def agent_process(
+        self, script: str, stdout: int = subprocess.PIPE
+    ) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+        """The scripted agent with its prompt, on bare pipes: (the process, its session)."""
         environment = {"PATH": os.defpath, "TETHER_SCRIPTED_TRUTH": str(self.truth), "HOME": str(self.folder)}
-        running: list[subprocess.Popen[bytes]] = []
-        found: list[tuple[Recording, str]] = []
+        session = new_id("bare")
+        process = subprocess.Popen(
+            [*AGENT, "--session-id", session],
+            stdin=subprocess.PIPE,
+            stdout=stdout,
+            stderr=subprocess.DEVNULL,
+            env=environment,
+            cwd=self.folder,
+        )
+        assert process.stdin is not None
         try:
+            process.stdin.write(json.dumps({"type": "prompt", "id": session, "text": script}).encode() + b"\n")
+            process.stdin.flush()
+            yield process, session
+        finally:
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.close()
+            process.kill()
+            process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
+
+    @contextlib.contextmanager
+    def bare_agents(self, tap: Tap, scripts: list[str]) -> Iterator[list[tuple[Recording, str]]]:
+        """One agent for each script, its stdout recorded: (its stdout, its session)."""
+        found: list[tuple[Recording, str]] = []
+        with contextlib.ExitStack() as stack:
             for script in scripts:
-                session = new_id("bare")
                 read, write = os.pipe()
                 try:
-                    process = subprocess.Popen(
-                        [*AGENT, "--session-id", session],
-                        stdin=subprocess.PIPE,
-                        stdout=write,
-                        stderr=subprocess.DEVNULL,
-                        env=environment,
-                        cwd=self.folder,
-                    )
+                    _, session = stack.enter_context(self.agent_process(script, write))
                 finally:
                     os.close(write)
-                    found.append((tap.add(read, session), session))
-                running.append(process)
-                assert process.stdin is not None
-                process.stdin.write(json.dumps({"type": "prompt", "id": session, "text": script}).encode() + b"\n")
-                process.stdin.flush()
+                found.append((tap.add(read, session), session))
             yield found
-        finally:
-            for process in running:
-                assert process.stdin is not None
-                with contextlib.suppress(BrokenPipeError):
-                    process.stdin.close()
-            for process in running:
-                process.kill()
-                process.wait()
 
-    def printed(self, session: str) -> Iterator[tuple[float, dict[str, Any]]]:
-        """What an agent's truth says that it printed: (when, the line)."""
+    def records(self, session: str) -> Iterator[dict[str, Any]]:
+        """What an agent's truth says, whole records in order. Raises BenchError."""
         paths = sorted(self.truth.glob(f"{session}-*.ndjson"))
         if not paths:
             raise BenchError(f"no truth file of session {session}")
@@ -186,9 +201,13 @@ class Rig:
                 for raw in file:
                     if not raw.endswith(b"\n"):
                         break  # still being written
-                    record = json.loads(raw)
-                    if record["ev"] == "stdout" and "line" in record:
-                        yield float(record["at"]), json.loads(record["line"])
+                    yield json.loads(raw)
+
+    def printed(self, session: str) -> Iterator[tuple[float, dict[str, Any]]]:
+        """What it printed: (when, the line)."""
+        for record in self.records(session):
+            if record["ev"] == "stdout" and "line" in record:
+                yield float(record["at"]), json.loads(record["line"])
 
     # --- the bus ---
 

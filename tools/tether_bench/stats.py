@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -22,8 +23,64 @@ def percentile(samples: Sequence[float], share: float) -> float:
     return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
 
 
+def percentile_of_counts(counts: Mapping[int, int], share: float) -> float:
+    """The value at the `share` (0…1) place of samples that are told as value → how many. Raises ValueError."""
+    total = sum(counts.values())
+    if not total:
+        raise ValueError("no samples")
+    if not 0 <= share <= 1:
+        raise ValueError("share must lie between 0 and 1")
+    place = share * (total - 1)
+    seen = 0
+    for value in sorted(counts):
+        seen += counts[value]
+        if seen > place:
+            return float(value)
+    return float(max(counts))
+
+
 def median(samples: Sequence[float]) -> float:
     return percentile(samples, 0.5)
+
+
+def blocks(samples: Sequence[tuple[float, float]], count: int) -> list[tuple[float, float]]:
+    """The median (time, value) of each of `count` stretches of the same length that have a sample: what comes and goes
+    within a stretch is no trend. Samples in order of time."""
+    if not samples:
+        raise ValueError("no samples")
+    first, last = samples[0][0], samples[-1][0]
+    stretches: list[list[tuple[float, float]]] = [[] for _ in range(count)]
+    for at, value in samples:
+        place = int((at - first) / (last - first) * count) if last > first else 0
+        stretches[min(place, count - 1)].append((at, value))
+    return [(median([at for at, _ in one]), median([value for _, value in one])) for one in stretches if one]
+
+
+@dataclass(frozen=True, slots=True)
+class Trend:
+    """Units of the value per unit of time; `low` … `high`: the 95 % interval."""
+
+    slope: float
+    low: float
+    high: float
+
+
+def trend(points: Sequence[tuple[float, float]]) -> Trend:
+    """Theil and Sen's slope: the median of the slopes between all pairs, so that a single jump does not bend it. Its
+    interval is Sen's, from the variance of Kendall's statistic. Raises ValueError for less than two points."""
+    slopes = sorted(
+        (later - earlier) / (then - at)
+        for index, (at, earlier) in enumerate(points)
+        for then, later in points[index + 1 :]
+        if then > at
+    )
+    if not slopes:
+        raise ValueError("a trend needs two points in time")
+    size = len(points)
+    reach = 1.96 * math.sqrt(size * (size - 1) * (2 * size + 5) / 18)
+    below = max(0, int((len(slopes) - reach) / 2))
+    above = min(len(slopes) - 1, math.ceil((len(slopes) + reach) / 2))
+    return Trend(median(slopes), slopes[below], slopes[above])
 
 
 @dataclass(frozen=True, slots=True)

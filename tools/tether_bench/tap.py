@@ -12,8 +12,9 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -21,6 +22,7 @@ from tether.client.sse import ServerEvent, SseParser
 
 _PIECE_BYTES: Final = 256 * 1024
 _LOOK_S: Final = 0.01
+_NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
 RECORDED_BYTES_MAX: Final = 256 << 20  # of one stream
 
 
@@ -99,7 +101,7 @@ class Tap:
         self._selector.close()
 
 
-def open_sse(tap: Tap, url: str, token: str, path: str) -> Recording:
+def open_sse(tap: Tap, url: str, token: str, path: str, headers: Mapping[str, str] = _NO_HEADERS) -> Recording:
     """Connect and ask for an event stream; the answer's head is part of the recording. Raises BenchError."""
     address = urlsplit(url)
     host, port = address.hostname or "127.0.0.1", address.port or 80
@@ -107,6 +109,7 @@ def open_sse(tap: Tap, url: str, token: str, path: str) -> Recording:
         connection = socket.create_connection((host, port), timeout=10.0)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         head = f"GET {path} HTTP/1.1\r\nHost: {host}:{port}\r\nAuthorization: Bearer {token}\r\n"
+        head += "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         connection.sendall(f"{head}Accept: text/event-stream\r\n\r\n".encode())
     except OSError as error:
         raise BenchError(f"no event stream at {path}: {error}") from None
@@ -158,6 +161,11 @@ class SseReplay:
         self._next = 0
         self._body = _Body()
         self._parser = SseParser()
+
+    @property
+    def behind(self) -> bool:
+        """Whether something has come that was not looked at."""
+        return self._next < len(self.recording.pieces)
 
     def events(self) -> Iterator[tuple[float, ServerEvent]]:
         while self._next < len(self.recording.pieces):

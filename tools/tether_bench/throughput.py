@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,7 +20,7 @@ from tether_bench.tap import BenchError
 
 LINES: Final = 50_000
 PROJECTED: Final = 50_000
-_FLOOD_S: Final = 120.0  # of one flood
+FLOOD_S: Final = 120.0  # of one flood
 _LOOK_S: Final = 0.02
 _BUDGET_S: Final = 6.0  # of a short run's rounds
 
@@ -56,7 +57,7 @@ def collector_lines(rig: Rig) -> list[Figure]:
 def _bare_lines(rig: Rig) -> float:
     with rig.tap() as tap, rig.bare_agents(tap, [f"!lines {LINES}"]) as agents:
         pipe, _ = agents[0]
-        rig.wait(lambda: pipe.has(b'"result"'), _FLOOD_S, "a bare flood")
+        rig.wait(lambda: pipe.has(b'"result"'), FLOOD_S, "a bare flood")
         times = [received_s for received_s, line in lines_of(pipe) if line["type"] == "text"]
     rig.losses.count("lines of a bare pipe", expected=LINES, distinct=len(times))
     return LINES / (times[-1] - times[0])
@@ -75,35 +76,50 @@ class _Flooded:
 
 def flood(rig: Rig, lines: int) -> tuple[float, float]:
     """One execution of so many lines: lines a second until projected, and until stored. Checks that all are there."""
-    conversation = rig.name("flood")
+    return floods(rig, lines, [WORKSPACE])
+
+
+def floods(rig: Rig, lines: int, workspaces: Sequence[str]) -> tuple[float, float]:
+    """As many lines in each workspace at once: all lines together over the time from the first line of any."""
     with rig.http() as client:
-        execution = rig.prompt(client, conversation, f"!lines {lines}")
-        subject = EventAddress(rig.state.tenant, WORKSPACE, conversation, execution).subject
+        subjects: dict[str, str] = {}
+        for workspace in workspaces:
+            conversation = rig.name("flood")
+            execution = rig.prompt(client, conversation, f"!lines {lines}", workspace)
+            subjects[execution] = EventAddress(rig.state.tenant, workspace, conversation, execution).subject
 
-        async def work(bus: NatsBus) -> tuple[_Flooded, list[tuple[float, int]]]:
+        async def work(bus: NatsBus) -> tuple[dict[str, _Flooded], list[tuple[float, int]]]:
             durable = await projection_of(bus, rig.log)
-            floors = await _watch(bus, rig.log, durable, subject)
-            return await _read_back(bus, rig.log, subject, lines), floors
+            floors = await _watch(bus, rig.log, durable, list(subjects.values()))
+            read = {execution: await _read_back(bus, rig.log, where, lines) for execution, where in subjects.items()}
+            return read, floors
 
-        flooded, floors = rig.on_bus(work, timeout_s=_FLOOD_S)
-        rows = client.ask("GET", f"/v1/executions/{execution}")
-    rig.losses.count(f"lines of {execution} in the log", expected=lines, got=flooded.lines)
-    rig.losses.count(f"events of {execution} projected", expected=flooded.ordinal, distinct=int(rows["applied"]))
-    first_s = next(at_s for at_s, line in rig.printed(flooded.session) if line["type"] == "text")
-    projected_s = next(at_s for at_s, floor in floors if floor >= flooded.last_sequence)
-    return lines / (projected_s - first_s), lines / (flooded.last_stored_s - first_s)
+        flooded, floors = rig.on_bus(work, timeout_s=FLOOD_S)
+        rows = {execution: client.ask("GET", f"/v1/executions/{execution}") for execution in flooded}
+    for execution, one in flooded.items():
+        rig.losses.count(f"lines of {execution} in the log", expected=lines, got=one.lines)
+        applied = int(rows[execution]["applied"])
+        rig.losses.count(f"events of {execution} projected", expected=one.ordinal, distinct=applied)
+    sessions = [one.session for one in flooded.values()]
+    first_s = min(next(at_s for at_s, line in rig.printed(one) if line["type"] == "text") for one in sessions)
+    last_sequence = max(one.last_sequence for one in flooded.values())
+    projected_s = next(at_s for at_s, floor in floors if floor >= last_sequence)
+    stored_s = max(one.last_stored_s for one in flooded.values())
+    total = lines * len(flooded)
+    return total / (projected_s - first_s), total / (stored_s - first_s)
 
 
-async def _watch(bus: NatsBus, log: str, durable: str, subject: str) -> list[tuple[float, int]]:
-    """(when, the projection's ack floor), until it has acked the execution's end."""
+async def _watch(bus: NatsBus, log: str, durable: str, subjects: Sequence[str]) -> list[tuple[float, int]]:
+    """(when, the projection's ack floor), until it has acked the end of every execution."""
     floors: list[tuple[float, int]] = []
-    end = 0
-    while not end or floors[-1][1] < end:
+    ends: dict[str, int] = {}
+    while len(ends) < len(subjects) or floors[-1][1] < max(ends.values()):
         await asyncio.sleep(_LOOK_S)
         consumer = await bus.consumer(log, durable)
         floors.append((time.time(), 0 if consumer is None else consumer.ack_floor))
-        if not end and (last := await bus.last(log, subject)) is not None and b'"execution.ended"' in last.data:
-            end = last.sequence
+        for subject in subjects:
+            if subject not in ends and (last := await bus.last(log, subject)) and b'"execution.ended"' in last.data:
+                ends[subject] = last.sequence
     return floors
 
 
@@ -154,7 +170,7 @@ def projection_events(rig: Rig) -> list[Figure]:
             await _decode_all(bus, rig.log, made)
             return projected_s, time.monotonic() - begun_s
 
-        projected_s, read_s = rig.on_bus(work, timeout_s=_FLOOD_S)
+        projected_s, read_s = rig.on_bus(work, timeout_s=FLOOD_S)
         rates.append(PROJECTED / projected_s)
         bare.append(PROJECTED / read_s)
         with rig.http() as client:

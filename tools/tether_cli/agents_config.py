@@ -8,8 +8,8 @@ The user's file (`${XDG_CONFIG_HOME:-~/.config}/tether/agents.toml`, or `--agent
     key_file = "/home/me/.config/tether/claude.env"
     env      = { NAME = "not secret" }
 
-Without it, `claude` gets its usual variables where the shell has them, else the login that `tether agents login`
-copied. What is written holds names and paths, no key.
+Without it, an agent gets its usual variables (`VARIABLES`) where the shell has them; `claude` else the login that
+`tether agents login` copied. What is written holds names and paths, no key.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import os
 import sys
 import tomllib
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -27,12 +28,33 @@ from tether.service import write_whole
 from tether_agents.locate import FoundAgent, find_agent, load_pins
 from tether_cli.output import CliError, Exit
 
-# What the CLI reads by itself; an address of another model server belongs to the key that is used with it.
-CLAUDE_VARIABLES: Final = (
-    *("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN", "CLAUDE_CODE_OAUTH_TOKEN"),
+# What a CLI reads by itself. The first variables of an agent are its keys.
+_CLAUDE: Final = ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN", "CLAUDE_CODE_OAUTH_TOKEN")
+_CODEX: Final = ("CODEX_API_KEY", "OPENAI_API_KEY")
+KEYS: Final[dict[str, tuple[str, ...]]] = {
+    "claude": _CLAUDE,
+    "codex": _CODEX,
+    "acp:claude": _CLAUDE,
+    "acp:codex": _CODEX,
+    "acp:opencode": ("OPENCODE_API_KEY", "ANTHROPIC_API_KEY", "OPENAI_API_KEY", "GEMINI_API_KEY", "OPENROUTER_API_KEY"),
+    "acp:qwen": ("OPENAI_API_KEY", "DASHSCOPE_API_KEY"),
+    "acp:gemini": ("GEMINI_API_KEY", "GOOGLE_API_KEY"),
+}
+# What goes with a key: the address of another model server, a configuration in one variable.
+_CLAUDE_OTHERS: Final = (
     *("ANTHROPIC_BASE_URL", "ANTHROPIC_CUSTOM_HEADERS", "ANTHROPIC_MODEL", "CLAUDE_CODE_MAX_RETRIES", "API_TIMEOUT_MS"),
 )
-CLAUDE_KEYS: Final = CLAUDE_VARIABLES[:3]
+_OTHERS: Final[dict[str, tuple[str, ...]]] = {
+    "claude": _CLAUDE_OTHERS,
+    "codex": ("OPENAI_BASE_URL",),
+    "acp:claude": _CLAUDE_OTHERS,
+    "acp:codex": ("OPENAI_BASE_URL", "CODEX_CONFIG", "MODEL_PROVIDER", "DEFAULT_AUTH_REQUEST"),
+    "acp:opencode": ("OPENCODE_CONFIG", "OPENCODE_CONFIG_CONTENT"),
+    "acp:qwen": ("OPENAI_BASE_URL", "OPENAI_MODEL"),
+    "acp:gemini": ("GOOGLE_GEMINI_BASE_URL", "GEMINI_MODEL"),
+}
+# Agent → what it gets from the shell that starts the set, where the agents file says nothing else.
+VARIABLES: Final[dict[str, tuple[str, ...]]] = {kind: (*keys, *_OTHERS[kind]) for kind, keys in KEYS.items()}
 _FILE_BYTES_MAX: Final = 1 << 20
 
 
@@ -90,14 +112,15 @@ def findings(
         raise CliError(f"--agents-dir {agents_dir} is not a directory", exit_code=Exit.USAGE)
     configured = _read(agents_file)
     kinds = ["scripted", *load_pins(), *(kind for kind in configured if kind not in {"scripted", *load_pins()})]
-    return [_finding(kind, configured.get(kind, {}), agents_dir, env) for kind in kinds]
+    with ThreadPoolExecutor(len(kinds), thread_name_prefix="find-agents") as pool:  # each runs its CLI once
+        return list(pool.map(lambda kind: _finding(kind, configured.get(kind, {}), agents_dir, env), kinds))
 
 
 def _finding(kind: str, given: Mapping[str, Any], agents_dir: Path | None, env: Mapping[str, str]) -> AgentFinding:
     settings = dict(given)
-    if kind == "claude" and "env_from" not in settings:
-        settings["env_from"] = [name for name in CLAUDE_VARIABLES if env.get(name)]
-    if kind == "claude" and "key_file" not in settings and not any(env.get(name) for name in CLAUDE_KEYS):
+    if kind in VARIABLES and "env_from" not in settings:
+        settings["env_from"] = [name for name in VARIABLES[kind] if env.get(name)]
+    if kind == "claude" and "key_file" not in settings and not any(env.get(name) for name in KEYS[kind]):
         imported = imported_login(env)
         if imported.is_file():
             settings["key_file"] = str(imported)
@@ -112,7 +135,7 @@ def _finding(kind: str, given: Mapping[str, Any], agents_dir: Path | None, env: 
     if not isinstance(found, FoundAgent):
         return AgentFinding(kind, (), problem=str(found), key_source=source, settings=settings)
     return AgentFinding(
-        kind, (str(found.path),), version=found.version, found_in=found.source, key_source=source, settings=settings
+        kind, found.command, version=found.version, found_in=found.source, key_source=source, settings=settings
     )
 
 
@@ -121,7 +144,7 @@ def _key_source(kind: str, settings: Mapping[str, Any], env: Mapping[str, str]) 
         return str(settings["key_file"])
     wanted = settings.get("env_from")
     named = [name for name in wanted if isinstance(name, str) and env.get(name)] if isinstance(wanted, list) else []
-    keys = [name for name in named if name in CLAUDE_KEYS] if kind == "claude" else named
+    keys = [name for name in named if name in KEYS[kind]] if kind in KEYS else named
     return ", ".join(f"${name}" for name in keys)
 
 

@@ -46,6 +46,12 @@ SANDBOXES_STOP_S: Final = 60.0
 LEFTOVER_TERM_S: Final = 15.0
 EPHEMERAL_LOG_BYTES: Final = 128 << 20  # reserved by JetStream for a set that lives as long as one command
 _EPHEMERAL_PREFIX: Final = "tether-"
+# What the shell that starts the set may say of traces and metrics. With port 0 each service takes a free one: its
+# ready file and its log say which.
+_TELEMETRY: Final = (
+    *("TETHER_TRACES_ENDPOINT", "TETHER_TRACES_SAMPLE", "TETHER_TRACES_DELAY_MS", "TETHER_METRICS_LISTEN"),
+)
+_COLLECTOR_TELEMETRY: Final = ("TETHER_AGENT_COLLECTOR_METRICS_LISTEN",)
 _SERVICES: Final = {"router": "tether_router", "agent": "tether_agent", "backend": "tether_backend"}
 
 
@@ -187,6 +193,7 @@ class ServiceSet:
             "TETHER_LOG_FORMAT": "console" if self.options.log == "console" else "json",
             "TETHER_LOG_LEVEL": self.options.log_level,
             "TETHER_READY_FILE": str(ready_file),
+            **{key: os.environ[key] for key in _TELEMETRY if key in os.environ},
             **self._own_settings(name, passwords),
         }
 
@@ -218,6 +225,7 @@ class ServiceSet:
                     "TETHER_AGENTS_FILE": str(self.paths.agents_file),
                     "TETHER_AGENT_COLLECTOR_USER": "collector",
                     "TETHER_AGENT_COLLECTOR_PASSWORD_FILE": str(passwords["collector"]),
+                    **{key: os.environ[key] for key in _COLLECTOR_TELEMETRY if key in os.environ},
                     # An ephemeral set leaves nothing behind, however it ends.
                     "TETHER_AGENT_STOP_SANDBOXES": "true" if self.options.ephemeral else "false",
                 }
@@ -226,6 +234,7 @@ class ServiceSet:
                     "TETHER_HTTP_HOST": "127.0.0.1",
                     "TETHER_HTTP_PORT": str(self.options.http_port),
                     "TETHER_HTTP_TOKENS_FILE": str(self.paths.root / "http-tokens.json"),
+                    **{key: os.environ[key] for key in ("TETHER_WEBHOOKS_FILE",) if key in os.environ},
                     "TETHER_DATABASE_URL": f"sqlite+aiosqlite:///{self.paths.backend / 'tether.sqlite3'}",
                 }
 

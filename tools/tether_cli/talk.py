@@ -25,7 +25,9 @@ PATIENCE_S = 5.0  # the set is on this machine: what does not answer by then is 
 _REMEDIES = {
     Code.RUNTIME_UNAVAILABLE: "`tether doctor` says what is wrong",
     Code.UNAUTHENTICATED: "the token file does not belong to this set; restart it with `tether down` and `tether up`",
-    Code.SESSION_BUSY: "wait for the response, stop it with `tether stop`, or use another conversation",
+    Code.SESSION_BUSY: "wait for the response, stop it with `tether stop`, or send with `tether run --mode takeover`",
+    Code.STOP_UNCONFIRMED: "`tether ps` says what runs; `tether run --mode takeover` tries once more",
+    Code.REQUEST_SUPERSEDED: "`tether attach CONVERSATION` follows what took its place",
     Code.SESSION_STREAM_NOT_ACTIVE: "`tether run --conversation ID` starts a response",
     Code.INTERACTION_SETTLED: "`tether show CONVERSATION` says what was answered",
     Code.TARGET_STALE: "`tether ps` lists what runs now",

@@ -1,80 +1,58 @@
-"""Exports the contract as JSON Schema: one file per message or record. CI fails when the files drift from the code."""
+"""What docs/ has from the code: JSON Schemas, OpenAPI, AsyncAPI and the reference pages. CI fails when they drift.
+
+schemas/*.json       one per message, record and event body     (models)
+openapi.json         as the backend serves it                    (tether_backend.http.openapi)
+asyncapi.json        subjects, buckets, who sends what           (asyncapi)
+reference/*.md       settings, commands, errors                  (reference)
+"""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Final
 
-from pydantic import BaseModel
-
-from tether import events
-from tether.control import AnswerPayload, ControlReply, ControlRequest, InterjectPayload, StartCommand
-from tether.errors import Problem
-from tether.events import ConversationEvent
-from tether.fold import ConversationState, ExecutionState
-from tether.frames import Frame
-from tether.owner import OwnerRecord
-from tether.prompt import Prompt, RequestRecord
-from tether.sandbox import Registration, SandboxRecord
-from tether.snapshot import Snapshot
-
-MODELS: Final[dict[str, type[BaseModel]]] = {
-    "prompt": Prompt,
-    "request-record": RequestRecord,
-    "start-command": StartCommand,
-    "frame": Frame,
-    "conversation-event": ConversationEvent,
-    "control-request": ControlRequest,
-    "control-reply": ControlReply,
-    "answer-payload": AnswerPayload,
-    "interject-payload": InterjectPayload,
-    "owner-record": OwnerRecord,
-    "sandbox-record": SandboxRecord,
-    "registration": Registration,
-    "snapshot": Snapshot,
-    "execution-state": ExecutionState,
-    "conversation-state": ConversationState,
-    "problem": Problem,
-}
+from tether_backend.http.app import build
+from tether_schemas import asyncapi, models, reference
 
 
 def render() -> dict[str, str]:
-    """File name → content, for every model and every event body."""
-    files = {f"{name}.json": model for name, model in MODELS.items()}
-    files |= {f"event.{kind}.json": body for kind, body in events.BODIES.items()}
+    """File below docs/ → content."""
+    files = {f"schemas/{name}": content for name, content in models.render().items()}
     return {
-        name: json.dumps(
-            {"$schema": "https://json-schema.org/draft/2020-12/schema", **model.model_json_schema()},
-            indent=2,
-            sort_keys=True,
-        )
-        + "\n"
-        for name, model in files.items()
+        **files,
+        "openapi.json": models.pretty(build(None).openapi()),
+        "asyncapi.json": models.pretty(asyncapi.document()),
+        "reference/settings.md": reference.settings(),
+        "reference/cli.md": reference.commands(),
+        "reference/errors.md": reference.errors(),
     }
+
+
+def _left_over(folder: Path, wanted: dict[str, str]) -> list[str]:
+    """Schemas that no model of the code makes any more."""
+    present = (f"schemas/{path.name}" for path in (folder / "schemas").glob("*.json"))
+    return sorted(name for name in present if name not in wanted)
 
 
 def drift(folder: Path) -> list[str]:
     """What differs between the folder and the code, one sentence each."""
     wanted = render()
-    present = {path.name: path.read_text(encoding="utf-8") for path in folder.glob("*.json")}
-    found = [f"{name}: missing" for name in sorted(wanted.keys() - present.keys())]
-    found += [f"{name}: not of this code" for name in sorted(present.keys() - wanted.keys())]
-    found += [
-        f"{name}: differs from the code"
-        for name in sorted(wanted.keys() & present.keys())
-        if wanted[name] != present[name]
-    ]
-    return found
+    found = [f"{name}: not of this code" for name in _left_over(folder, wanted)]
+    for name, content in wanted.items():
+        path = folder / name
+        if not path.is_file():
+            found.append(f"{name}: missing")
+        elif path.read_text(encoding="utf-8") != content:
+            found.append(f"{name}: differs from the code")
+    return sorted(found)
 
 
 def write(folder: Path) -> int:
-    """Write every schema, remove what is not of this code; returns how many there are."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Write every file, remove schemas that are not of this code; returns how many there are."""
     wanted = render()
-    for path in folder.glob("*.json"):
-        if path.name not in wanted:
-            path.unlink()
+    for name in _left_over(folder, wanted):
+        (folder / name).unlink()
     for name, content in wanted.items():
-        (folder / name).write_text(content, encoding="utf-8")
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content, encoding="utf-8")
     return len(wanted)

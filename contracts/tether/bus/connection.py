@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import structlog
 
+from tether import metrics
 from tether import natsheaders as wire_headers
 from tether.bus.config import HEADERS_BYTES_MAX, BusConfig
 from tether.bus.wire import Wire
@@ -294,12 +295,14 @@ class Connection:
             if self.wire.reading:
                 try:
                     await self.barrier(self.config.watchdog_answer_s)
+                    metrics.bus_probe_seconds.observe(asyncio.get_running_loop().time() - start_s)
                     continue
                 except BusError as error:
                     late_s = asyncio.get_running_loop().time() - start_s - self.config.watchdog_answer_s
                     if self.wire.epoch != epoch or not self.connected or late_s > _OWN_DELAY_S:
                         continue  # replaced meanwhile, or it was this process that stood still
                     _log.warning("bus_stalled", error=str(error), epoch=epoch)
+                    metrics.bus_stalls.inc()
             self.wire.replace_connection()
 
 

@@ -28,6 +28,7 @@ from nats import errors as nats_errors
 from nats.aio.client import Client, Srv
 from nats.aio.subscription import Subscription as NatsSubscription
 
+from tether import metrics
 from tether.bus.config import CONNECT_ATTEMPT_S, PENDING_BYTES_MAX, PING_INTERVAL_S, PINGS_OUTSTANDING_MAX, BusConfig
 from tether.errors import BusUnavailableError, PermissionDeniedError
 
@@ -261,6 +262,7 @@ class Wire(Client):
         self._told = None
         self.up.set()
         _log.info("bus_reconnected", epoch=self.epoch)
+        metrics.bus_reconnects.inc()
 
     async def _error(self, error: Exception) -> None:
         """Never raises: an exception here kills nats-py's read loop."""

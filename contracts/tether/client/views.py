@@ -205,6 +205,7 @@ def history_of(
                 outcome=_literal(outcome or (state.response_outcome if state is not None else None)),
                 error=response.error or (state.error if state is not None else None),
                 ended_at=None if state is None else state.response_ended_at,
+                superseded_by=response.superseded_by,
             )
         )
     for execution, state in executions.items():

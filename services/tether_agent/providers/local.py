@@ -28,14 +28,15 @@ from typing import Any, Final
 
 import structlog
 
-from tether import ids, subjects
+from tether import ids, subjects, tracing
 from tether.errors import BusError, Code, problem
 from tether.kv import Bucket
 from tether.ports import Bus
 from tether.processes import machine_boot
 from tether.service import write_whole
+from tether_agent import metrics
 from tether_agent.agents import AgentsFile, Environment, write_environment
-from tether_agent.config import AgentSettings
+from tether_agent.config import AgentSettings, telemetry
 from tether_agent.providers import (
     Compute,
     NotReadyError,
@@ -235,7 +236,7 @@ class LocalProvider:
 
     def statuses(self) -> Sequence[Status]:
         found = []
-        for sandbox in self._sandboxes.values():
+        for sandbox in list(self._sandboxes.values()):  # a scrape asks from its own thread
             file = sandbox.file
             if file is not None:
                 facts = self._facts(file)
@@ -267,6 +268,7 @@ class LocalProvider:
         sandbox.process = process
         self._note(sandbox, file.with_process(process.identity))
         _log.info("collector_started", **self._named(sandbox), collector=process.identity.pid)
+        metrics.collector_starts.inc()
         self._watch(sandbox)
 
     def _next_file(self, sandbox: _Sandbox, directory: Path) -> SandboxFile:
@@ -287,7 +289,7 @@ class LocalProvider:
     def _watch(self, sandbox: _Sandbox) -> None:
         assert self._group is not None, "the provider does not run"
         name = f"sandbox-{sandbox.tenant}.{sandbox.workspace}"
-        sandbox.watcher = self._group.create_task(self._keep(sandbox), name=name)
+        sandbox.watcher = self._group.create_task(self._keep(sandbox), name=name, context=tracing.detached())
 
     async def _keep(self, sandbox: _Sandbox) -> None:
         """Restart the collector whenever it ends; ends itself when the next one is watched by its own task."""
@@ -304,6 +306,7 @@ class LocalProvider:
             sandbox.early_exits = 0
         self._count_exit(sandbox)
         _log.warning("collector_ended", **self._named(sandbox), exit=code, in_a_row=sandbox.early_exits)
+        metrics.collector_ends.inc()
         if code == EX_CONFIG:
             sandbox.refused = "the collector refuses its configuration"
             return
@@ -435,7 +438,7 @@ class LocalProvider:
             "TETHER_FACTS": json.dumps(self._facts(file)),
         }
         values |= self._bus_credentials(folder)
-        return values
+        return values | telemetry(settings)
 
     def _bus_credentials(self, folder: Path) -> dict[str, str]:
         """The collector's user on the bus; a password goes by file, never by environment or argument."""

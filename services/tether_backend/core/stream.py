@@ -1,4 +1,4 @@
-"""What a reader of a conversation gets: log messages in, SSE frames out. Pure; its shell is `tether_backend.http.sse`.
+"""What a reader of a conversation gets: log messages in, encoded frames out. Pure; its shell is `http.course`.
 
     take(message) → Chunk (bytes to send)                 the cursor moves with it
                   → Hole  (an ordinal is missing)         nothing moves: `restore` a snapshot, else `accept` the gap
@@ -6,13 +6,14 @@
 
 A reader's position is its cursor. What it applied of each execution is known from the first frame it saw, or from a
 snapshot; duplicates are dropped by ordinal or id, never by sequence. Encoding is shared: a `LogMessage` encodes itself
-once for all readers to whom it is live and whole.
+once for all readers of one wire to whom it is live and whole. A wire (`SSE`, `WEBSOCKET`) is how a frame is written;
+whatever is put together of frames can be taken apart again at their ends (an empty line, a line).
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -20,23 +21,54 @@ import pydantic_core
 
 from tether import events as ev
 from tether import frames
-from tether.api import FRAME_END, FRAME_LIVE, FRAME_OPEN, FRAME_PROBLEM, FRAME_SNAPSHOT, StreamEnd
+from tether.api import (
+    FRAME_END,
+    FRAME_EVENT,
+    FRAME_HEARTBEAT,
+    FRAME_LIVE,
+    FRAME_OPEN,
+    FRAME_PROBLEM,
+    FRAME_SNAPSHOT,
+    StreamEnd,
+    StreamOpen,
+)
 from tether.cursor import WHOLE, Cursor
 from tether.errors import InvalidError, Problem
 from tether.events import ConversationEvent, Event
 from tether.frames import Frame
+from tether.limits import SSE_HEARTBEAT_S
 from tether.subjects import EventAddress, parse_event
 
 _ENDS: Final = frozenset({ev.RESPONSE_ENDED, ev.EXECUTION_ENDED})
 _RESPONSE_ENDS: Final = frozenset({ev.RESPONSE_FAILED, ev.RESPONSE_SUPERSEDED})
 _SEEN_MAX: Final = 4096  # conversation events whose ids a reader remembers
-HEARTBEAT: Final = b": hb\n\n"
 
 
-def sse(name: str | None, data: bytes, cursor: str | None) -> bytes:
-    """One SSE frame. `name` None: the default event. `cursor` None: the frame does not move the reader."""
-    head = (f"id: {cursor}\n" if cursor is not None else "") + (f"event: {name}\n" if name is not None else "")
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """How frames are written. `frame`: name, data as JSON, cursor (None: the frame does not move the reader)."""
+
+    name: str
+    frame: Callable[[str, bytes, str | None], bytes]
+    heartbeat: bytes
+
+
+def _sse(name: str, data: bytes, cursor: str | None) -> bytes:
+    head = (f"id: {cursor}\n" if cursor is not None else "") + (f"event: {name}\n" if name != FRAME_EVENT else "")
     return b"%sdata: %s\n\n" % (head.encode(), data)
+
+
+def _message(name: str, data: bytes, cursor: str | None) -> bytes:
+    """A line for each frame: JSON as it is written here has no newline within."""
+    return b'{"frame":"%s","id":%s,"data":%s}\n' % (
+        name.encode(),
+        b"null" if cursor is None else f'"{cursor}"'.encode(),
+        data,
+    )
+
+
+SSE: Final = Wire("sse", _sse, b": hb\n\n")
+WEBSOCKET: Final = Wire("websocket", _message, _message(FRAME_HEARTBEAT, b"{}", None))
 
 
 @dataclass(slots=True)
@@ -49,7 +81,8 @@ class LogMessage:
     content: Frame | ConversationEvent | None
     problem: Problem | None = None
     size_bytes: int = 0  # as stored
-    _live: bytes | None = field(default=None, repr=False)
+    _live: dict[str, bytes] = field(default_factory=dict, repr=False)
+    _whole: Cursor | None = field(default=None, repr=False)
 
     @property
     def has_end(self) -> bool:
@@ -65,13 +98,17 @@ class LogMessage:
         return len(self.content.events) if isinstance(self.content, Frame) else 1
 
     def cursor(self, done: int) -> Cursor:
-        """After the first `done` events."""
-        return Cursor.after(self.sequence, self.stored_at_ns, index=WHOLE if done >= self.count else done)
+        """After the first `done` events. The one after all of them is made once for all readers."""
+        if done < self.count:
+            return Cursor.after(self.sequence, self.stored_at_ns, index=done)
+        if self._whole is None:
+            self._whole = Cursor.after(self.sequence, self.stored_at_ns, index=WHOLE)
+        return self._whole
 
-    def encode_one(self, index: int, *, replay: bool) -> bytes:
+    def encode_one(self, index: int, *, replay: bool, wire: Wire = SSE) -> bytes:
         cursor = self.cursor(index + 1).encode(self.address.tenant, self.address.conversation)
         if self.problem is not None:
-            return sse(FRAME_PROBLEM, problem_json(self.problem), cursor)
+            return wire.frame(FRAME_PROBLEM, problem_json(self.problem), cursor)
         if isinstance(self.content, Frame):
             event = self.content.events[index]
             value: dict[str, Any] = {"execution": self.address.execution, "ordinal": event.ordinal}
@@ -82,14 +119,15 @@ class LogMessage:
             event = self.content  # type: ignore[assignment]
             value = {"id": self.content.id, "generation": self.content.generation}
         value |= {"at": event.at, "type": event.type, "body": event.body, "replay": replay}
-        return sse(None, pydantic_core.to_json(value), cursor)
+        return wire.frame(FRAME_EVENT, pydantic_core.to_json(value), cursor)
 
-    @property
-    def live(self) -> bytes:
-        """All its events as frames of the live stream, encoded once."""
-        if self._live is None:
-            self._live = b"".join(self.encode_one(index, replay=False) for index in range(self.count))
-        return self._live
+    def live(self, wire: Wire) -> bytes:
+        """All its events as frames of the live stream, encoded once for each wire."""
+        known = self._live.get(wire.name)
+        if known is None:
+            known = b"".join(self.encode_one(index, replay=False, wire=wire) for index in range(self.count))
+            self._live[wire.name] = known
+        return known
 
 
 def decode(subject: str, sequence: int, stored_at_ns: int, data: bytes) -> LogMessage:
@@ -142,13 +180,20 @@ class ReaderView:
     """One reader. `watermark`: the stream's last sequence when it connected; up to it events are a replay."""
 
     def __init__(
-        self, tenant: str, conversation: str, cursor: Cursor, watermark: int, until: Until | None = None
+        self,
+        tenant: str,
+        conversation: str,
+        cursor: Cursor,
+        watermark: int,
+        until: Until | None = None,
+        wire: Wire = SSE,
     ) -> None:
         self.tenant = tenant
         self.conversation = conversation
         self.cursor = cursor
         self.watermark = watermark
         self.until = until
+        self.wire = wire
         self.end: StreamEnd | None = None
         self.until_execution: str | None = None  # which execution answers the response that `until` names
         self._applied: dict[str, int] = {}
@@ -205,7 +250,9 @@ class ReaderView:
             if len(self._seen) > _SEEN_MAX:
                 self._seen.popitem(last=False)
             self._judge_conversation(event, message)
-        return Chunk(message.live if message.sequence > self.watermark else message.encode_one(0, replay=True))
+        if message.sequence > self.watermark:
+            return Chunk(message.live(self.wire))
+        return Chunk(message.encode_one(0, replay=True, wire=self.wire))
 
     def _frame(self, message: LogMessage, frame: Frame, start: int) -> Chunk | Hole:
         execution = message.address.execution
@@ -221,13 +268,13 @@ class ReaderView:
         watching = self.until is not None and message.has_end
         self._applied[execution] = frame.last
         if not replay and not watching and start == 0 and frame.first == applied + 1:
-            return Chunk(message.live)
+            return Chunk(message.live(self.wire))
         parts: list[bytes] = []
         for index in range(start, len(frame.events)):
             event = frame.events[index]
             if event.end <= applied:
                 continue
-            parts.append(message.encode_one(index, replay=replay))
+            parts.append(message.encode_one(index, replay=replay, wire=self.wire))
             if watching and self._ends(execution, event):
                 self._finish(message.cursor(index + 1), event.body.get("outcome"))
                 break
@@ -257,22 +304,27 @@ class ReaderView:
         """The conversation has no active execution (the shell asked), and everything has been told."""
         self._finish(self.cursor, None)
 
+    def finish_before(self) -> None:
+        """The end that is asked for lies at or before the cursor (the shell found)."""
+        self._finish(self.cursor, None)
+
     # --- frames of the stream itself ---
 
     def open_frame(self) -> bytes:
-        data = pydantic_core.to_json({"conversation": self.conversation, "cursor": self.encoded_cursor})
-        return sse(FRAME_OPEN, data, self.encoded_cursor)
+        told = StreamOpen(conversation=self.conversation, cursor=self.encoded_cursor, heartbeat_s=SSE_HEARTBEAT_S)
+        return self.wire.frame(FRAME_OPEN, told.model_dump_json().encode(), self.encoded_cursor)
 
     def live_frame(self) -> bytes:
-        return sse(FRAME_LIVE, pydantic_core.to_json({"cursor": self.encoded_cursor}), self.encoded_cursor)
+        data = pydantic_core.to_json({"cursor": self.encoded_cursor})
+        return self.wire.frame(FRAME_LIVE, data, self.encoded_cursor)
 
     def problem_frame(self, problem: Problem) -> bytes:
         # Without an id: the old cursor stays until the snapshot's frame replaces it.
-        return sse(FRAME_PROBLEM, problem_json(problem), None)
+        return self.wire.frame(FRAME_PROBLEM, problem_json(problem), None)
 
     def snapshot_frame(self, history: bytes) -> bytes:
-        return sse(FRAME_SNAPSHOT, b'{"history":%s}' % history, self.encoded_cursor)
+        return self.wire.frame(FRAME_SNAPSHOT, b'{"history":%s}' % history, self.encoded_cursor)
 
     def end_frame(self) -> bytes:
         assert self.end is not None
-        return sse(FRAME_END, self.end.model_dump_json().encode(), self.end.cursor)
+        return self.wire.frame(FRAME_END, self.end.model_dump_json().encode(), self.end.cursor)

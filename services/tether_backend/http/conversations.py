@@ -9,8 +9,6 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
-from tether import events as ev
-from tether import subjects
 from tether.api import (
     EVENT_STREAM_TYPE,
     LAST_EVENT_ID_HEADER,
@@ -20,10 +18,10 @@ from tether.api import (
     ConversationList,
 )
 from tether.control import AnswerPayload
-from tether.cursor import Cursor, Standing
 from tether.errors import Code, FieldProblem, InvalidError, ProblemError, problem
-from tether_backend.core.stream import ReaderView, Until, decode
+from tether_backend.core.stream import SSE
 from tether_backend.http.controls import find_target, send
+from tether_backend.http.course import history_page, open_stream, proven
 from tether_backend.http.parse import (
     LIMIT_DEFAULT,
     ConversationId,
@@ -35,7 +33,7 @@ from tether_backend.http.parse import (
     decode_page,
     encode_page,
 )
-from tether_backend.http.sse import EventStream, history_page, standing
+from tether_backend.http.sse import EventStream
 from tether_backend.runtime import Deps
 
 router = APIRouter()
@@ -60,19 +58,13 @@ async def get_conversation(
     before: Annotated[int | None, Query(ge=1, le=2**62)] = None,
 ) -> Any:
     """One page of history, the newest first to be asked."""
-    await _proven(deps, who.tenant)
+    proven(deps, who.tenant)
     history = await history_page(deps, who.tenant, conversation, before, limit)
     empty = not (history.messages or history.responses or history.failures or history.executions)
     if empty and before is None and await deps.runtime.workspace(who.tenant, conversation) is None:
         raise ProblemError(problem(Code.NOT_FOUND, "conversation: there is none of this id"))
     # Written at once: a page may have a thousand items.
     return Response(history.model_dump_json(exclude_none=True), media_type="application/json")
-
-
-async def _proven(deps: Deps, tenant: str) -> None:
-    """Rows of a database that may be an older copy are not shown."""
-    if not deps.projectors[tenant].bound.is_set():
-        raise ProblemError(problem(Code.RUNTIME_UNAVAILABLE, "the projection is not bound yet", retry_after_s=1.0))
 
 
 @router.get(
@@ -94,67 +86,8 @@ async def follow(
     """The event stream (see `tether.api`). `until`: `response:{id}` or `idle`. `Last-Event-ID` wins over `cursor`:
     a browser's EventSource sends it with the URL that it was opened with."""
     text = request.headers.get(LAST_EVENT_ID_HEADER) or cursor
-    asked = None if until is None else Until.parse(until)
-    at = Cursor.beginning() if not text else Cursor.decode(text, who.tenant, conversation)
-    if not deps.bus.connected or not deps.feeds[who.tenant].ready.is_set():
-        raise ProblemError(problem(Code.RUNTIME_UNAVAILABLE, "the log cannot be read yet", retry_after_s=1.0))
-    found, state = await standing(deps.bus, subjects.events_stream(who.tenant), at)
-    if found is not Standing.CURRENT:
-        await _proven(deps, who.tenant)
-    view = ReaderView(who.tenant, conversation, at, 0 if state is None else state.last_sequence, asked)
-    if asked is not None and asked.response is not None:
-        await _resolve_until(deps, view, asked.response)
-    if asked is not None and text and found is Standing.CURRENT and await _reached(deps, view, asked):
-        return Response(status_code=204)
-    return EventStream(deps, view, found)
-
-
-async def _resolve_until(deps: Deps, view: ReaderView, response: str) -> None:
-    """Which execution answers the response: from the rows, the owner record, or the log."""
-    row = await deps.history.response(view.tenant, view.conversation, response)
-    if row is not None and row[0] is not None:
-        view.until_execution = row[0]
-        return
-    workspace = await deps.runtime.workspace(view.tenant, view.conversation)
-    if workspace is None:
-        return
-    owner = await deps.runtime.owner(view.tenant, workspace, view.conversation)
-    if owner is not None and owner.target is not None and owner.target.response == response:
-        view.until_execution = owner.target.execution
-
-
-async def _reached(deps: Deps, view: ReaderView, until: Until) -> bool:
-    """Whether the end that is asked for lies at or before the cursor."""
-    stream = subjects.events_stream(view.tenant)
-    if until.response is None:
-        every = f"tether.event.{view.tenant}.*.{view.conversation}.*"
-        following = await deps.bus.next_after(stream, view.read_after, every)
-        whole = following is None or (following.sequence == view.cursor.sequence and _rest(view, following) == 0)
-        return whole and await deps.runtime.idle(view.tenant, view.conversation)
-    row = await deps.history.response(view.tenant, view.conversation, until.response)
-    if view.until_execution is None:
-        return row is not None and row[1]
-    subject = f"tether.event.{view.tenant}.*.{view.conversation}.{view.until_execution}"
-    after = view.read_after
-    seen_end = row is not None and row[1]
-    while True:
-        batch = await deps.bus.read(stream, after, subject)
-        for stored in batch:
-            after = stored.sequence
-            message = decode(stored.subject, stored.sequence, stored.stored_at_ns, stored.data)
-            start = view.cursor.index if stored.sequence == view.cursor.sequence else 0
-            events = getattr(message.content, "events", [])
-            if any(event.type == ev.RESPONSE_ENDED for event in events[start:]):
-                return False
-            # The response's end comes before its execution's, in the same frame or an earlier one.
-            seen_end = seen_end or any(event.type == ev.EXECUTION_ENDED for event in events)
-        if not batch:
-            return seen_end
-
-
-def _rest(view: ReaderView, stored: Any) -> int:
-    message = decode(stored.subject, stored.sequence, stored.stored_at_ns, stored.data)
-    return max(0, message.count - view.cursor.index)
+    opening = await open_stream(deps, who.tenant, conversation, text, until, SSE)
+    return Response(status_code=204) if opening.over else EventStream(deps, opening)
 
 
 @router.post(

@@ -3,28 +3,36 @@
 Loopback is no protection against a browser: a page of another origin may send requests to 127.0.0.1, and a name that
 resolves to it makes them same-origin (DNS rebinding). So the Host must be a known name and an Origin, where there is
 one, must be the host's own or configured. Probes (`/healthz`, `/readyz`) need neither token nor known host.
+
+A WebSocket's handshake is judged as any request is: no preflight and no CORS stands before it. Where it is refused the
+answer is HTTP. A conversation's streams may be opened by a ticket instead of a token; it is taken out of the scope
+here, so that nothing behind sees or logs it.
 """
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tether.errors import Code, FieldProblem, Problem, ProblemError, problem
 from tether.limits import HTTP_BODY_BYTES_MAX
+from tether_backend import tickets
 from tether_backend.config import Principal, Tokens
-from tether_backend.http.errors import ProblemResponse, body_too_large
+from tether_backend.http import web
+from tether_backend.http.errors import ProblemResponse, body_too_large, no_such_path
 from tether_backend.metrics import Metrics
 
 OPEN_PATHS: Final = frozenset({"/healthz", "/readyz"})
-_METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+_METHODS: Final = frozenset({"WS", "GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _AUTHORIZATION_CHARS_MAX: Final = 4096
+_TICKET_PATHS: Final = re.compile(r"/v1/conversations/([^/]+)/(?:events|ws)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +52,8 @@ def host_name(authority: str) -> str:
         return ""
 
 
-def judge(headers: Headers, admission: Admission) -> Principal | Problem:
-    """Host, then Origin, then the token. Pure."""
+def judge_place(headers: Headers, admission: Admission) -> Problem | None:
+    """Host, then Origin: what is asked of everyone, also where no token is needed. Pure."""
     host = headers.get("host", "")
     if host_name(host) not in admission.host_names:
         return _forbidden("host", "must be a name of this service (TETHER_HTTP_HOSTS)")
@@ -54,6 +62,36 @@ def judge(headers: Headers, admission: Admission) -> Principal | Problem:
         parts = urlsplit(origin) if origin.startswith(("http://", "https://")) else None
         if parts is None or parts.netloc.lower() != host.lower():
             return _forbidden("origin", "must be this service's own or configured (TETHER_HTTP_ORIGINS)")
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """As it was sent, with the conversation whose stream it should open."""
+
+    text: str
+    conversation: str
+
+
+def take_ticket(scope: Scope) -> Ticket | None:
+    """The ticket of a stream's request. Wherever one is given, it is no longer in the scope's query afterwards."""
+    query: bytes = scope.get("query_string", b"")
+    if not query:
+        return None
+    pairs = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
+    scope["query_string"] = urlencode([pair for pair in pairs if pair[0] != "ticket"]).encode()
+    given = [value for name, value in pairs if name == "ticket"]
+    path = _TICKET_PATHS.fullmatch(scope["path"])
+    return Ticket(given[0], path[1]) if given and path is not None and scope.get("method", "GET") == "GET" else None
+
+
+def judge(headers: Headers, admission: Admission, ticket: Ticket | None, now_ms: int) -> Principal | Problem:
+    """Host, then Origin, then the token, or without one the ticket. Pure."""
+    place = judge_place(headers, admission)
+    if place is not None:
+        return place
+    if ticket is not None and "authorization" not in headers:
+        return tickets.check(admission.tokens, ticket.text, ticket.conversation, now_ms)
     kind, _, token = headers.get("authorization", "")[:_AUTHORIZATION_CHARS_MAX].partition(" ")
     principal = admission.tokens.find(token.strip()) if kind.lower() == "bearer" and token else None
     if principal is None:
@@ -88,6 +126,21 @@ def bounded(receive: Receive, bytes_max: int) -> Receive:
     return receive_bounded
 
 
+def denying(scope: Scope, receive: Receive, send: Send) -> Send:
+    """`send` of a WebSocket: one that no route takes is refused as any other path is, instead of by an empty 403."""
+    is_accepted = False
+
+    async def send_denying(message: Message) -> None:
+        nonlocal is_accepted
+        is_accepted = is_accepted or message["type"] == "websocket.accept"
+        if message["type"] == "websocket.close" and not is_accepted:
+            await ProblemResponse(no_such_path())(scope, receive, send)
+        else:
+            await send(message)
+
+    return send_denying
+
+
 class Edge:
     """The outermost ASGI layer."""
 
@@ -97,12 +150,11 @@ class Edge:
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            if scope["type"] == "lifespan":
-                await self._app(scope, receive, send)
-            elif scope["type"] == "websocket":
-                await send({"type": "websocket.close", "code": 1008})
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
             return
+        if scope["type"] == "websocket":
+            send = denying(scope, receive, send)
         watched = _Watched(send, time.perf_counter())
         try:
             await self._answer(scope, bounded(receive, HTTP_BODY_BYTES_MAX), watched)
@@ -111,8 +163,14 @@ class Edge:
 
     async def _answer(self, scope: Scope, receive: Receive, send: _Watched) -> None:
         headers = Headers(scope=scope)
-        if scope["path"] not in OPEN_PATHS:
-            verdict = judge(headers, self._admission)
+        ticket = take_ticket(scope)
+        if scope["path"] in web.PATHS:
+            place = judge_place(headers, self._admission)
+            if place is not None:
+                await ProblemResponse(place)(scope, receive, send)
+                return
+        elif scope["path"] not in OPEN_PATHS:
+            verdict = judge(headers, self._admission, ticket, time.time_ns() // 1_000_000)
             if isinstance(verdict, Problem):
                 await ProblemResponse(verdict)(scope, receive, send)
                 return
@@ -130,7 +188,9 @@ class Edge:
 
     def _count(self, scope: Scope, watched: _Watched) -> None:
         path = getattr(scope.get("route"), "path", None) or "unknown"
-        method = scope["method"] if scope["method"] in _METHODS else "other"
+        method = scope.get("method", "WS")  # a WebSocket's handshake has none
+        if method not in _METHODS:
+            method = "other"
         self._metrics.requests.labels(path, method, str(watched.status)).inc()
         self._metrics.request_s.labels(path).observe(watched.seconds)
 
@@ -145,7 +205,7 @@ class _Watched:
         self.seconds = 0.0
 
     async def __call__(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            self.status = message["status"]
+        if message["type"] in ("http.response.start", "websocket.http.response.start", "websocket.accept"):
+            self.status = message.get("status", 101)
             self.seconds = time.perf_counter() - self._start_s
         await self._send(message)

@@ -50,6 +50,11 @@ def of_bus(error: BusError) -> Problem:
     return problem(Code.RUNTIME_UNAVAILABLE, "the message bus does not answer for now", retry_after_s=_RETRY_AFTER_S)
 
 
+def of_database(error: Exception) -> Problem:
+    _log.warning("http_database_failed", detail=type(error).__name__)
+    return problem(Code.RUNTIME_UNAVAILABLE, "the database does not answer for now", retry_after_s=_RETRY_AFTER_S)
+
+
 def of_validation(error: RequestValidationError) -> Problem:
     """Path, query and header parameters: `path.conversation`, `query.limit`. Nothing of the input is echoed."""
     fields = tuple(
@@ -72,15 +77,16 @@ async def _of_bus(_: Request, error: Exception) -> Response:
 
 
 async def _of_database(_: Request, error: Exception) -> Response:
-    _log.warning("http_database_failed", detail=type(error).__name__)
-    return ProblemResponse(
-        problem(Code.RUNTIME_UNAVAILABLE, "the database does not answer for now", retry_after_s=_RETRY_AFTER_S)
-    )
+    return ProblemResponse(of_database(error))
 
 
 async def _of_validation(_: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     return ProblemResponse(of_validation(error))
+
+
+def no_such_path() -> Problem:
+    return problem(Code.NOT_FOUND, "no such path; see /openapi.json")
 
 
 async def _of_http(_: Request, error: Exception) -> Response:
@@ -93,7 +99,7 @@ async def _of_http(_: Request, error: Exception) -> Response:
         )
         allow = {name: value for name, value in (error.headers or {}).items() if name.lower() == "allow"}
         return ProblemResponse(what.model_copy(update={"status": 405}), headers=allow)
-    return ProblemResponse(problem(Code.NOT_FOUND, "no such path; see /openapi.json"))
+    return ProblemResponse(no_such_path())
 
 
 async def _of_anything(request: Request, error: Exception) -> Response:

@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Final
 
+import structlog
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 
-from tether import subjects
+from tether import subjects, tracing
 from tether.api import MessageAccepted, MessageRequest
 from tether.cursor import Cursor
 from tether.errors import BusUnavailableError, Code, InvalidError, ProblemError, UndecidedError, problem
@@ -28,6 +29,7 @@ from tether_backend.http.parse import ConversationId, Who, With, body_of
 from tether_backend.runtime import Deps, Runtime
 
 router = APIRouter()
+_log = structlog.get_logger("tether.backend")
 _QUEUE_FULL: Final = 10077
 _LOOK_MIN_S: Final = 0.005  # between looks at the record, after a sign that something happened
 _LOOK_MAX_S: Final = 0.25
@@ -52,10 +54,13 @@ async def post_message(conversation: ConversationId, request: Request, who: Who,
     before = Cursor.after(feed.position, feed.stored_at_ns) if feed.stored_at_ns else Cursor.beginning()
     mailbox = Mailbox(_HINT_BYTES_MAX, lambda: None)
     feed.attach(conversation, mailbox)
-    try:
-        accepted = await _admit(deps, feed, prompt, before, mailbox)
-    finally:
-        feed.detach(conversation, mailbox)
+    identity = {"tenant": prompt.tenant, "workspace": prompt.workspace, "conversation": conversation}
+    with tracing.scope("submit prompt") as span, tracing.identified(span, request_id=prompt.request_id, **identity):
+        try:
+            accepted = await _admit(deps, feed, prompt, before, mailbox)
+        finally:
+            feed.detach(conversation, mailbox)
+        _log.info("prompt_submitted", execution=accepted.execution_id, status=accepted.status, attempt=accepted.attempt)
     return JSONResponse(accepted.model_dump(mode="json", exclude_none=True), status_code=202)
 
 
@@ -124,7 +129,8 @@ async def _publish(bus: Bus, prompt: Prompt, deadline_s: float) -> None:
     data = prompt.encode()
     while True:
         try:
-            await bus.publish(subject, data, msg_id=prompt.message_id)
+            with tracing.scope("publish prompt", kind="producer"):
+                await bus.publish(subject, data, msg_id=prompt.message_id, headers=tracing.outgoing())
             return
         except UndecidedError:
             if asyncio.get_running_loop().time() >= deadline_s:

@@ -270,7 +270,9 @@ class Execution:
                 self._seen(prompt)
             case b.InterruptSeen(control):
                 self._seen(control)
-            case b.AnswerSeen(interaction, outcome):
+            case b.AnswerSeen(interaction, outcome, only_if_written):
+                if only_if_written and not self._receipts.written(self._interactions.settled_by(interaction)):
+                    return
                 drafts, entry = self._interactions.resolve(interaction, outcome)
                 self._take_all(drafts)
                 if entry is not None and entry.control is not None:
@@ -301,6 +303,9 @@ class Execution:
                     self._receipts.taken(prompt)
             case b.PromptTaken(prompt):
                 self._seen(prompt)
+                self._receipts.taken(prompt)
+            case b.PromptRefused(prompt, detail):
+                self._take_all(self._receipts.reject(prompt, Code.SESSION_STREAM_NOT_ACTIVE, detail))
                 self._receipts.taken(prompt)
             case b.TurnEnded(outcome, code, detail):
                 self._terminal(outcome, code, detail)

@@ -100,6 +100,11 @@ class Receipts:
         if (entry := self._open.get(control)) is not None and not entry.begun:
             entry.data = data.decode()
 
+    def written(self, control: str | None) -> bool:
+        """The keeper has recorded the write of this one."""
+        entry = None if control is None else self._all.get(control)
+        return entry is not None and entry.begun
+
     def write_begun(self, control: str) -> None:
         if entry := self._open.get(control):
             entry.begun, entry.data = True, None

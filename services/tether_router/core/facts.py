@@ -26,7 +26,7 @@ from tether.ids import ExecutionTarget
 from tether.owner import OwnerInput, OwnerRecord
 from tether.ports import StoredMessage
 
-RECEIPTS_MAX: Final = 256  # interjections of one execution that are remembered, the newest
+RECEIPTS_MAX: Final = 256  # interjections and stops of one execution that are remembered, the newest
 _MARKS: Final = (
     events.EXECUTION_STARTED.encode(),
     events.SESSION_BOUND.encode(),
@@ -48,9 +48,12 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class EndFact:
+    """`whole`: everything before it is in the log; else its tail was out of reach."""
+
     outcome: str
     proved: bool
     at: int
+    whole: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +134,9 @@ def _absorb_event(facts: ExecutionFacts, event: Event) -> ExecutionFacts:
         case events.ResponseEnded():
             return replace(facts, response_ended_at=event.at)
         case events.ExecutionEnded() as body:
-            return replace(facts, ended=EndFact(body.outcome, body.proof is not None, event.at))
-        case events.ControlReceipt() as body if body.verb == "interject":
+            end = EndFact(body.outcome, body.proof is not None, event.at, body.tail != "unknown")
+            return replace(facts, ended=end)
+        case events.ControlReceipt() as body if body.verb in ("interject", "stop"):
             kept = {**facts.receipts, body.control: body.status}
             while len(kept) > RECEIPTS_MAX:
                 del kept[next(iter(kept))]

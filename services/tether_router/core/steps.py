@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tether.control import ControlRequest, StartCommand
+from tether.control import ControlReply, ControlRequest, StartCommand
+from tether.errors import Problem
 from tether.events import ConversationEvent
+from tether.ids import ExecutionTarget
+from tether.limits import CONTROL_REPLY_S
 from tether.owner import OwnerRecord
 from tether.prompt import RequestRecord
 from tether_router.core.facts import ConversationView, ExecutionFacts, Position
-from tether_router.core.interjection import Verdict
 
 # --- inputs ---
 
@@ -50,7 +52,7 @@ class Bound:
 class Observation:
     """The owner record and what the log says by now.
 
-    `facts`: of the execution that owns the conversation. `previous`: of the last one that ended, where none owns it.
+    `facts`: of the execution that owns the conversation. `marked`: of the one into which this prompt was sent.
     `own`: of the execution that this request's attempt would be or is, where the record does not name it.
     """
 
@@ -58,7 +60,7 @@ class Observation:
     revision: int
     view: ConversationView
     facts: ExecutionFacts | None
-    previous: ExecutionFacts | None
+    marked: ExecutionFacts | None
     own: ExecutionFacts | None
 
 
@@ -89,7 +91,24 @@ class CommandStored:
 
 @dataclass(frozen=True, slots=True)
 class ControlAnswered:
-    verdict: Verdict
+    """None: no answer, or none that can be read as one."""
+
+    reply: ControlReply | None
+
+
+@dataclass(frozen=True, slots=True)
+class LaterRead:
+    """The request whose takeover waits behind this prompt, the last of them; None where there is none."""
+
+    by: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """Whom a stop would go to: `target` as it is registered now, or why there is nobody."""
+
+    target: ExecutionTarget
+    problem: Problem | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +131,12 @@ Input = (
     | Overtaken
     | CommandStored
     | ControlAnswered
+    | LaterRead
+    | Resolved
     | Unreachable
 )
 
-# --- effects; each but the last three answers with one of the inputs above ---
+# --- effects; each but the last two answers with one of the inputs above ---
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +173,7 @@ class Observe:
 
     key: str
     own_execution: str
+    marked: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,10 +188,12 @@ class WriteOwner:
 
 @dataclass(frozen=True, slots=True)
 class AppendEvent:
-    """One event on `_`, by compare-and-set from sequence `base`; its id is not on the subject up to there."""
+    """One event on `_`, by compare-and-set from sequence `base`. `known`: where its id was found up to there; then
+    nothing is written."""
 
     event: ConversationEvent
     base: int
+    known: Position | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,12 +203,33 @@ class PublishCommand:
 
 @dataclass(frozen=True, slots=True)
 class SendControl:
+    """`timeout_s`: how long a reply is waited for."""
+
     request: ControlRequest
+    timeout_s: float = CONTROL_REPLY_S
 
 
 @dataclass(frozen=True, slots=True)
 class AskReceipt:
     request: ControlRequest
+
+
+@dataclass(frozen=True, slots=True)
+class ReadLater:
+    """Look for prompts stored after `sequence` that ask for a takeover and can have one."""
+
+    subject: str
+    sequence: int
+    request: str
+
+
+@dataclass(frozen=True, slots=True)
+class Resolve:
+    """Find the collector that has the target and can stop exactly it. `claimed`: a process of it is or was there;
+    else nobody need be registered yet."""
+
+    target: ExecutionTarget
+    claimed: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +260,8 @@ Effect = (
     | PublishCommand
     | SendControl
     | AskReceipt
+    | ReadLater
+    | Resolve
     | Ack
     | Wait
 )

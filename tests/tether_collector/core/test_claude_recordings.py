@@ -1,85 +1,15 @@
-"""Every recorded line of Claude Code means something by name, and the events it makes are pinned."""
+"""What recorded runs of Claude Code say; that every line means something, `test_recordings.py` looks after."""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
-from support_execution import GOLDEN, Replay, Rig, read_recording, recordings
+from support_execution import Rig
+from support_recordings import GOLDEN, Replay, read_recording, replayed
 from tether import events as ev
 from tether_collector.core import inputs as i
-
-RECORDINGS = recordings()
-NAMES = [f"{path.parent.name}/{path.stem}" for path in RECORDINGS]
-
-
-def replayed(path: Path) -> Rig:
-    replay = Replay(path)
-    rig = Rig("claude", start=replay.launch)
-    for input_ in replay.inputs():
-        rig.give(input_)
-    return rig
-
-
-def test_the_recordings_are_there() -> None:
-    assert len(RECORDINGS) == 34
-
-
-@pytest.mark.parametrize("path", RECORDINGS, ids=NAMES)
-def test_every_recorded_stdout_line_is_mapped_or_ignored_by_name(path: Path) -> None:
-    rig = replayed(path)
-    assert [body for body in rig.bodies(ev.RAW) if body["stream"] == "stdout"] == []
-    lines = [row["line"] for row in read_recording(path) if row["ch"] == "stderr"]
-    assert [body["preview"] for body in rig.bodies(ev.RAW)] == lines
-
-
-@pytest.mark.parametrize("path", RECORDINGS, ids=NAMES)
-def test_the_events_of_a_recording_are_the_pinned_ones(path: Path, pytestconfig: pytest.Config) -> None:
-    rig = replayed(path)
-    rows = [
-        json.dumps({"n": event.ordinal, "record": position.record, "type": event.type, "body": event.body})
-        for event, position in zip(rig.events, rig.positions, strict=True)
-    ]
-    pinned = GOLDEN / "expected" / path.parent.name / f"{path.stem}.ndjson"
-    if pytestconfig.getoption("--update-golden"):
-        pinned.parent.mkdir(parents=True, exist_ok=True)
-        pinned.write_text("".join(f"{row}\n" for row in rows))
-    assert pinned.read_text().splitlines() == rows
-
-
-@pytest.mark.parametrize("path", RECORDINGS, ids=NAMES)
-def test_a_recording_ends_with_the_fence_and_its_response_ends_once_before_it(path: Path) -> None:
-    types = replayed(path).types()
-    if not any('"exit"' in row["line"] for row in read_recording(path) if row["ch"] == "proc"):
-        assert ev.EXECUTION_ENDED not in types
-        return
-    assert types[-1] == ev.EXECUTION_ENDED
-    assert types.count(ev.EXECUTION_ENDED) == types.count(ev.RESPONSE_ENDED) == 1
-
-
-@pytest.mark.parametrize("path", RECORDINGS, ids=NAMES)
-def test_ordinals_follow_the_claim_without_holes_and_positions_name_their_record(path: Path) -> None:
-    rig = replayed(path)
-    assert [event.ordinal for event in rig.events] == list(range(2, len(rig.events) + 2))
-    assert [(p.record, p.index) for p in rig.positions] == sorted((p.record, p.index) for p in rig.positions)
-
-
-@pytest.mark.parametrize("path", RECORDINGS, ids=NAMES)
-def test_deltas_of_a_segment_add_up_to_its_completed_text_or_are_discarded(path: Path) -> None:
-    rig = replayed(path)
-    texts: dict[str, str] = {}
-    for event in rig.events:
-        segment = str(event.body.get("segment"))
-        if event.type == ev.TEXT_DELTA:
-            assert event.body["offset"] == len(texts.get(segment, ""))
-            texts[segment] = texts.get(segment, "") + event.body["text"]
-        elif event.type == ev.TEXT_COMPLETED and segment in texts:
-            assert texts.pop(segment) == event.body["text"]
-        elif event.type == ev.TEXT_DISCARDED:
-            del texts[segment]
-    assert texts == {}
 
 
 def outcome_of(name: str) -> tuple[str, str | None]:

@@ -18,6 +18,7 @@ from typing import Annotated, Final, Literal
 import typer
 
 from tether.processes import is_running
+from tether_agents.locate import load_pins
 from tether_cli import agents_config, nats_server, state
 from tether_cli.commands import topology as topology_command
 from tether_cli.options import AgentsDirOption, DataOption, JsonOption
@@ -136,18 +137,24 @@ def _agents(agents_dir: Path | None, agents_file: Path | None) -> list[Check]:
     checks = []
     for found in agents_config.findings(agents_dir=agents_dir, agents_file=agents_file):
         name = f"agent {found.kind}"
+        pin = load_pins().get(found.kind)
+        if found.problem and pin is not None and not pin.by_default:
+            detail = f"not installed; `python -m tether_agents install {found.kind}` gets {pin.version}"
+            checks.append(Check(name, "ok", detail))
+            continue
         if found.problem:
             remedy = "in a clone, `make agents` does that; a set that is up sees it after `tether down`, `tether up`"
             checks.append(Check(name, "warning", found.problem, remedy))
             continue
         version = f"{found.version}, " if found.version else ""
         detail = f"{version}{found.command[0]} ({found.found_in})"
-        if found.kind != "claude":
+        if found.kind not in agents_config.KEYS:
             checks.append(Check(name, "ok", detail))
         elif found.key_source:
             checks.append(Check(name, "ok", f"{detail}; key from {found.key_source}"))
         else:
-            remedy = "set ANTHROPIC_API_KEY in the shell that starts the set, or key_file in the agents file"
+            wanted = agents_config.KEYS[found.kind][0]
+            remedy = f"set {wanted} in the shell that starts the set, or key_file in the agents file"
             checks.append(Check(name, "warning", f"{detail}; no key", remedy))
     return checks
 

@@ -12,7 +12,7 @@ import shlex
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 
 import typer
 
@@ -22,7 +22,7 @@ from tether_cli.state import data_option
 
 if TYPE_CHECKING:
     from tether.client import Client
-    from tether.prompt import AgentSpec
+    from tether.prompt import AgentSpec, Mode
     from tether_cli.live import Live
     from tether_cli.state import SetState
 
@@ -31,9 +31,13 @@ _POLICIES: Final = ("ask", "deny", "all")
 # What to do about an error that the agent's side told.
 _HINTS: Final = {
     "CAPABILITY_MISSING": "`tether doctor` says what is missing; a set looks for agents when it starts",
+    "SESSION_BUSY": "wait for the response, or stop what runs with `--mode takeover`",
+    "STOP_UNCONFIRMED": "the same command with `--mode takeover` tries once more; `tether ps` says what runs",
+    "REQUEST_SUPERSEDED": "`tether attach CONVERSATION` follows what took its place",
     "model_auth": "set ANTHROPIC_API_KEY in the shell that starts the set, or `tether agents login`; keys are read "
     "when it starts",
 }
+_PROMPT_MODES: Final = ("auto", "interject", "takeover")
 _MODES: Final = ("default", "acceptEdits", "plan", "dontAsk", "bypassPermissions")
 
 
@@ -43,7 +47,7 @@ def register(app: typer.Typer) -> None:
 
 def run(
     prompt: Annotated[str, typer.Argument(help="What to do; `-` reads it from stdin.")],
-    agent: Annotated[str, typer.Option(help="Which agent answers: claude or scripted.")] = "claude",
+    agent: Annotated[str, typer.Option(help="Which agent answers, by its name in `tether agents list`.")] = "claude",
     workspace: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Directory to work in.  [default: one of the conversation's own]")
     ] = None,
@@ -51,6 +55,9 @@ def run(
     conversation: Annotated[
         str | None, typer.Option(metavar="ID", help="Go on in this conversation.  [default: a new one]")
     ] = None,
+    mode: Annotated[
+        str, typer.Option(help="Where something runs already: auto or interject (say it there), takeover (stop that).")
+    ] = "auto",
     model: Annotated[str | None, typer.Option(help="The agent's model.")] = None,
     permission_mode: Annotated[str | None, typer.Option(help=f"The agent's own: {', '.join(_MODES)}.")] = None,
     agents_dir: AgentsDirOption = None,
@@ -64,6 +71,8 @@ def run(
 
     if approve not in _POLICIES:
         raise CliError(f"--approve must be one of {', '.join(_POLICIES)}", exit_code=Exit.USAGE)
+    if mode not in _PROMPT_MODES:
+        raise CliError(f"--mode must be one of {', '.join(_PROMPT_MODES)}", exit_code=Exit.USAGE)
     if permission_mode is not None and permission_mode not in _MODES:
         raise CliError(f"--permission-mode must be one of {', '.join(_MODES)}", exit_code=Exit.USAGE)
     from_stdin = prompt == "-"
@@ -74,10 +83,10 @@ def run(
         spec = AgentSpec.model_validate({"kind": agent, "model": model, "permission_mode": permission_mode})
     except ValueError:
         why = f"--agent {agent!r} is no agent's name"
-        raise CliError(why, remedy="claude or scripted", exit_code=Exit.USAGE) from None
+        raise CliError(why, remedy="see `tether agents list`", exit_code=Exit.USAGE) from None
     name = talk.token(conversation, "--conversation") if conversation is not None else new_id("conv")
     directory = None if workspace is None else _directory(workspace)
-    call = _run(text, spec, name, directory, approve, data, agents_dir, Output(as_json), from_stdin=from_stdin)
+    call = _run(text, spec, name, directory, approve, data, agents_dir, Output(as_json), from_stdin, cast("Mode", mode))
     raise typer.Exit(int(talk.run(call)))
 
 
@@ -90,8 +99,8 @@ async def _run(
     data: Path | None,
     agents_dir: Path | None,
     output: Output,
-    *,
     from_stdin: bool,
+    mode: Mode,
 ) -> Exit:
     from tether_cli import talk
     from tether_cli.set import running_or_ephemeral
@@ -101,7 +110,7 @@ async def _run(
             output.note("no set is up: one was started for this command and ends with it (`tether up` keeps one)")
         workspace = None if directory is None else await _assign(state, directory)
         async with talk.http_client(state) as client:
-            return await _follow(client, state, text, spec, conversation, workspace, approve, output, from_stdin)
+            return await _follow(client, state, text, spec, conversation, workspace, approve, output, from_stdin, mode)
 
 
 async def _follow(
@@ -114,13 +123,16 @@ async def _follow(
     approve: str,
     output: Output,
     from_stdin: bool,
+    mode: Mode,
 ) -> Exit:
     from tether.client.tracking import ResponseTracker
     from tether_cli.live import Live, exit_code
     from tether_cli.render import Renderer
     from tether_cli.terminal import Keyboard, Screen
 
-    submission = await client.prompt(conversation, text, agent=spec, workspace=workspace)
+    submission = await client.prompt(conversation, text, agent=spec, workspace=workspace, mode=mode)
+    if submission.status == "pending":
+        output.note("it is stored and waits for its turn; this goes on waiting for it")
     tracker = ResponseTracker(submission.request_id, submission.response_id, submission.execution)
     if submission.status == "interjected" and submission.execution is not None:
         joined = await client.state(submission.execution)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from tether_collector.core.inputs import Draft, OutputLine
 
@@ -70,6 +70,14 @@ class PromptTaken:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptRefused:
+    """The CLI refused this interjection: the model has not seen it, and never will."""
+
+    prompt: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
 class InterruptSeen:
     """Proof in the CLI's own output that the interrupt with this control id was taken."""
 
@@ -78,10 +86,13 @@ class InterruptSeen:
 
 @dataclass(frozen=True, slots=True)
 class AnswerSeen:
-    """The interaction's outcome showed in the CLI's output (its tool went on, was refused, or was withdrawn)."""
+    """The interaction's outcome showed in the CLI's output (its tool went on, was refused, or was withdrawn).
+
+    `only_if_written`: it shows an answer that was written to the CLI, and says nothing where none was."""
 
     interaction: str
     outcome: Literal["answered", "denied", "cancelled"]
+    only_if_written: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +131,7 @@ Signal = (
     | TurnBegan
     | PromptSeen
     | PromptTaken
+    | PromptRefused
     | InterruptSeen
     | AnswerSeen
     | BackgroundChanged
@@ -149,8 +161,14 @@ class Answer:
 
 
 def config_home(launch: Launch, agent: str) -> str:
-    """Where the CLI keeps its sessions: on the workspace volume, so that they come back with it."""
-    return f"{launch.cwd}/.tether/agents/{agent}"
+    """Where the CLI keeps its sessions: on the workspace volume, so that they come back with it. The folder is there
+    when the CLI starts."""
+    return f"{launch.cwd}/.tether/agents/{agent.replace(':', '-')}"
+
+
+def refused_key(key_source: str | None) -> str:
+    """What a refused key's owner has to know: which one it was, never what it is."""
+    return f"the model server refused the credentials ({key_source or 'no key is configured'})"
 
 
 class Adapter(Protocol):
@@ -164,7 +182,8 @@ class Adapter(Protocol):
     secret_descriptors: Mapping[str, str]
 
     def argv(self, launch: Launch, binary: Sequence[str]) -> list[str]:
-        """The command line. Never holds a secret or the prompt."""
+        """The command line. Never holds a secret or the prompt. May raise `InvalidError` for a setting of the launch
+        that this CLI does not have: nothing is started then."""
         ...
 
     def environment(self, launch: Launch) -> dict[str, str]:
@@ -198,4 +217,14 @@ class Adapter(Protocol):
     def interrupt(self, state: dict[str, Any], control: str) -> bytes | None:
         """None: not yet; a `Reply` under this id follows. Everything that the CLI must be told at once is in the bytes
         (several lines where open requests of its own are to be answered, too)."""
+        ...
+
+
+@runtime_checkable
+class ReadsEnvironment(Protocol):
+    """An adapter whose CLI takes from its command line what users name in variables: an address, the kind of a key."""
+
+    def environment_arguments(self, variables: Mapping[str, str]) -> list[str]:
+        """Arguments that go before those of the launch. `variables`: of the CLI's environment, a secret's value empty
+        where it goes through a descriptor."""
         ...

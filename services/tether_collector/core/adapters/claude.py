@@ -23,6 +23,7 @@ from tether.errors import InvalidError
 from tether_collector.core import lines
 from tether_collector.core.adapters import base as b
 from tether_collector.core.adapters import claude_lines
+from tether_collector.core.adapters import questions as q
 from tether_collector.core.inputs import OutputLine
 
 OPENING: Final = "opening:prompt"
@@ -118,22 +119,9 @@ def _user(prompt_uuid: str, content: Sequence[Mapping[str, Any]]) -> bytes:
 
 
 def _answers(questions: list[dict[str, Any]], answer: b.Answer) -> dict[str, str]:
-    """Question text → chosen labels or free text, as the CLI wants it. Keys may be ids or texts."""
-    given = dict(answer.answers)
-    if not given and answer.text is not None and len(questions) == 1:
-        given = {questions[0]["id"]: (answer.text,)}
-    answers: dict[str, str] = {}
-    for question in questions:
-        chosen = given.pop(question["id"], None) or given.pop(question["question"], None)
-        field = f"payload.answers.{question['id']}"
-        if not chosen:
-            raise InvalidError(field, "is missing: every question wants an answer")
-        if len(chosen) > 1 and not question["multiple"]:
-            raise InvalidError(field, "takes one answer")
-        answers[question["question"]] = ", ".join(chosen)
-    if given:
-        raise InvalidError(f"payload.answers.{next(iter(given))}", "must be the id or the text of a question")
-    return answers
+    """Question text → chosen labels or free text, as the CLI wants it."""
+    chosen = q.chosen(questions, answer)
+    return {question["question"]: ", ".join(chosen[question["id"]]) for question in questions}
 
 
 CLAUDE: Final = Claude()

@@ -45,8 +45,7 @@ def is_auth(error: Any, status: int) -> bool:
 
 def refusal(state: dict[str, Any]) -> str:
     """What a refused key's owner has to know: which one it was. A state of an earlier release has no source."""
-    source = state.get("key_source")
-    return f"the model server refused the credentials ({source or 'no key is configured'})"
+    return b.refused_key(state.get("key_source"))
 
 
 def read(state: dict[str, Any], line: dict[str, Any]) -> Verdict | str:

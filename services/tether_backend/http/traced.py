@@ -1,0 +1,83 @@
+"""Requests in traces: a span per request that was let in, in the trace that its `traceparent` names.
+
+A stream (SSE, WebSocket) is told by the span of its opening, which ends when the stream has begun.
+Probes and scrapes are not told.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tether import tracing
+
+UNTOLD: Final = frozenset({"/healthz", "/readyz", "/metrics"})
+_STREAM: Final = b"text/event-stream"
+_HEADER: Final = tracing.HEADER.encode()
+
+
+class Traced:
+    """An ASGI layer inside the edge: who asks is known here. Without a span's need it costs one look at the headers."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket") or scope["path"] in UNTOLD:
+            await self._app(scope, receive, send)
+            return
+        value = next((value for name, value in scope["headers"] if name == _HEADER), None)
+        if value is None and not tracing.is_on():
+            await self._app(scope, receive, send)
+            return
+        headers = {} if value is None else {tracing.HEADER: value.decode("latin-1")}
+        begun = _Begun(scope, send)
+        with tracing.scope("HTTP request", kind="server", headers=headers, tenant=_tenant(scope)) as span:
+            begun.span = span
+            try:
+                await self._app(scope, receive, begun)
+            finally:
+                begun.told()
+
+
+class _Begun:
+    """`send`, which tells the span how the answer begins."""
+
+    def __init__(self, scope: Scope, send: Send) -> None:
+        self.span = tracing.Span()
+        self._scope = scope
+        self._send = send
+        self._is_told = False
+
+    async def __call__(self, message: Message) -> None:
+        match message["type"]:
+            case "http.response.start":
+                status = int(message["status"])
+                self.span.set(status=status)
+                if status >= 500:
+                    self.span.failed(str(status))
+                if any(name == b"content-type" and value.startswith(_STREAM) for name, value in message["headers"]):
+                    self.told(opened="sse")
+            case "websocket.accept":
+                self.told(opened="websocket")
+            case _:
+                pass
+        await self._send(message)
+
+    def told(self, opened: str | None = None) -> None:
+        """Name the span by its route, once; a stream's ends here."""
+        if self._is_told:
+            return
+        self._is_told = True
+        method = self._scope.get("method", "WS")
+        route = getattr(self._scope.get("route"), "path", None) or "unknown"
+        self.span.name(f"{method} {route}")
+        self.span.set(method=method, route=route, opened=opened)
+        if opened is not None:
+            self.span.end()
+
+
+def _tenant(scope: Scope) -> str | None:
+    principal = scope.get("state", {}).get("principal")
+    return getattr(principal, "tenant", None)

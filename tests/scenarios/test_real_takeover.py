@@ -1,0 +1,98 @@
+"""P4 with the real, pinned Claude Code: a takeover during a running tool, and of an execution that waits for a human.
+
+The models are played by `fake_models`. Skipped where the CLI is not installed (`make agents`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from fake_models import FakeModels
+from support_claude import KEY, WORKSPACE, Rig, Talk, becomes, found_claude, processes_of
+from support_writers import Writers
+from tether import Client
+from tether import events as ev
+from tether.client import Submission
+from tether.prompt import AgentSpec
+from tether_agents.locate import FoundAgent
+from tether_cli.set import ServiceSet, SetOptions
+
+pytestmark = [pytest.mark.real_cli, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(120)]
+
+# A tool in a session of its own that ignores what it can: an interrupt alone leaves it.
+SURVIVOR = "setsid python3 -c 'import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(300)'"
+
+
+@pytest.fixture(scope="module")
+def claude() -> FoundAgent:
+    return found_claude()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def rig(claude: FoundAgent, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Rig]:
+    root = tmp_path_factory.mktemp("claude-takeover")
+    key_file = root / "keys.env"
+    key_file.write_text(f"ANTHROPIC_API_KEY={KEY}\n")
+    key_file.chmod(0o600)
+    with pytest.MonkeyPatch.context() as patch, FakeModels(require_key=KEY, log_bodies=True) as models:
+        patch.setenv("HOME", str(root / "home"))
+        for name in ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN", "CLAUDE_CODE_OAUTH_TOKEN", "CLAUDE_CONFIG_DIR"):
+            patch.delenv(name, raising=False)
+        agents = root / "agents.toml"
+        agents.write_text(
+            f'[agents.claude]\ncommand = ["{claude.path}"]\nkey_file = "{key_file}"\n'
+            f'env = {{ ANTHROPIC_BASE_URL = "{models.base_url}", CLAUDE_CODE_MAX_RETRIES = "1" }}\n'
+        )
+        options = SetOptions(data=root / "data", log="quiet", agents_file=agents)
+        async with ServiceSet(options) as up, Client.http(up.state.http_url, up.state.token) as client:
+            yield Rig(up.state, client, models, root, key_file, claude.pinned_version)
+
+
+async def take_over(rig: Rig, talk: Talk, text: str) -> Submission:
+    agent = AgentSpec(kind=rig.agent, model=rig.model, args=rig.args)
+    return await rig.client.prompt(talk.conversation, text, agent=agent, workspace=WORKSPACE, mode="takeover")
+
+
+async def test_p4_a_takeover_during_a_running_tool_leaves_nothing_of_it_and_is_answered(rig: Rig) -> None:
+    async with rig.talk("tool") as talk, Writers() as writers:
+        await talk.prompt(f"[[bash:{SURVIVOR}]]")
+        await talk.allowed()
+        await talk.until(ev.TOOL_STARTED)
+        old = talk.execution()
+        await becomes(lambda: any("time.sleep(300)" in " ".join(one) for one in processes_of(old).values()), "the tool")
+        submission = await take_over(rig, talk, "say something else")
+        ended = await talk.ended()
+        assert (ended["outcome"], bool(ended["proof"])) == ("stopped", True)
+        assert processes_of(old) == {}
+        await talk.until(ev.EXECUTION_STARTED)
+        new = talk.execution()
+        await talk.until(ev.RESPONSE_ENDED, outcome="completed")
+        await talk.ended()
+        [cut] = talk.told(ev.RESPONSE_SUPERSEDED)
+        answer = [one for one in talk.told(ev.RESPONSE_CREATED) if one["execution"] == new][0]
+        assert cut["by"] == answer["response"]
+        assert submission.status in ("admitted", "pending")
+    assert {old, new} <= writers.seen
+    assert writers.overlaps([old, new]) == []
+
+
+async def test_c8_a_takeover_of_an_execution_that_waits_for_an_approval_closes_it(rig: Rig) -> None:
+    async with rig.talk("waiting") as talk, Writers() as writers:
+        await talk.prompt("[[bash:touch never-made]]")
+        asked = await talk.until(ev.INTERACTION_REQUESTED)
+        old = talk.execution()
+        await take_over(rig, talk, "say something else")
+        resolved = await talk.until(ev.INTERACTION_RESOLVED)
+        assert resolved.body["interaction"] == asked.body["interaction"]
+        assert resolved.body["outcome"] in ("expired", "cancelled")
+        await talk.ended()
+        await talk.until(ev.RESPONSE_ENDED, outcome="completed")
+        new = talk.execution()
+        await talk.ended()
+        assert not (rig.workspace / "never-made").exists()
+        outcomes = talk.told(ev.RESPONSE_SUPERSEDED)
+        assert len(outcomes) == 1
+    assert writers.overlaps([old, new]) == []

@@ -1,0 +1,113 @@
+"""Real ACP agents in a whole set, against the fake model server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from fake_models import FakeModels
+from support_claude import DEADLINE_S, KEY, WORKSPACE, Rig, Talk
+from tether import events as ev
+from tether.client.items import ExecutionItem
+from tether.client.types import Submission
+from tether.events import Event
+from tether_agents.locate import FoundAgent, Problem, find_agent
+
+SLEEPER: Final = "import time; time.sleep(60)"
+
+
+@dataclass(frozen=True, slots=True)
+class Agent:
+    """What the tests have to know of one. `deny_ends_turn`: a denied tool ends its turn. `tool`: its command tool's
+    name. `directive`: of the fake model for a command that wants permission."""
+
+    kind: str
+    env: dict[str, str]
+    tool: str
+    bash: str = "bash"
+    deny_ends_turn: bool = False
+
+
+def found(kind: str) -> FoundAgent | Problem:
+    folder = os.environ.get("TETHER_AGENTS_DIR")
+    return find_agent(kind, Path(folder) if folder else None)
+
+
+def agents(models: FakeModels) -> dict[str, Agent]:
+    """How each is told where the fake model server is; the key comes from the key file alone."""
+    openai = f"{models.base_url}/v1"
+    provider = {
+        "npm": "@ai-sdk/openai-compatible",
+        "name": "fake",
+        "options": {"baseURL": openai, "apiKey": "{env:FAKE_API_KEY}"},
+        "models": {"fake-model": {"name": "fake", "limit": {"context": 100_000, "output": 10_000}}},
+    }
+    opencode = {"model": "fake/fake-model", "small_model": "fake/fake-model", "provider": {"fake": provider}}
+    server = {"name": "fake", "base_url": openai, "wire_api": "responses", "env_key": "FAKE_API_KEY"}
+    retries = {"request_max_retries": 1, "stream_max_retries": 1}
+    codex = {"model": "gpt-5.5", "model_provider": "fake", "model_providers": {"fake": {**server, **retries}}}
+    claude = {"ANTHROPIC_BASE_URL": models.base_url, "CLAUDE_CODE_MAX_RETRIES": "1"}
+    return {
+        "acp:claude": Agent("acp:claude", claude, "Bash"),
+        "acp:codex": Agent(
+            "acp:codex", {"CODEX_CONFIG": json.dumps(codex)}, "execute", bash="bashesc", deny_ends_turn=True
+        ),
+        "acp:opencode": Agent("acp:opencode", {"OPENCODE_CONFIG_CONTENT": json.dumps(opencode)}, "bash"),
+    }
+
+
+def agents_file(root: Path, known: dict[str, Agent], installed: dict[str, FoundAgent]) -> Path:
+    """An agents file for those that are installed, and the one key file of them all."""
+    key_file = root / "keys.env"
+    key_file.write_text(f"ANTHROPIC_API_KEY={KEY}\nFAKE_API_KEY={KEY}\n")
+    key_file.chmod(0o600)
+    parts = []
+    for kind, agent in installed.items():
+        env = ", ".join(f"{name} = {json.dumps(value)}" for name, value in known[kind].env.items())
+        parts.append(f'[agents."{kind}"]\ncommand = {json.dumps(list(agent.command))}\n')
+        parts.append(f"key_file = {json.dumps(str(key_file))}\nenv = {{ {env} }}\n")
+    path = root / "agents.toml"
+    path.write_text("".join(parts))
+    return path
+
+
+class AcpTalk(Talk):
+    """One conversation with one agent."""
+
+    def __init__(self, rig: Rig, agent: Agent, conversation: str) -> None:
+        super().__init__(rig, f"{conversation}-{agent.kind.replace(':', '-')}")
+        self.agent = agent
+
+    async def prompt(self, text: str) -> Submission:
+        client = self._rig.client
+        submitted = await client.prompt(self.conversation, text, agent=self.agent.kind, workspace=WORKSPACE)
+        if self._reader is None:
+            self._reader = client.follow(self.conversation)
+        return submitted
+
+    async def sleeping(self) -> str:
+        """Start a tool that sleeps for a minute; returns the execution once it does."""
+        await self.prompt(f"[[{self.agent.bash}:python3 -c '{SLEEPER}']]")
+        await self.allowed()
+        return self.execution()
+
+    async def until_ended(self) -> dict[str, Any]:
+        """The body of `response.ended`, where the approvals that come before it are all allowed."""
+        async with asyncio.timeout(DEADLINE_S):
+            while True:
+                event = await self.until_any(ev.INTERACTION_REQUESTED, ev.RESPONSE_ENDED)
+                if event.type == ev.RESPONSE_ENDED:
+                    return event.body
+                await self.answer(event, decision="allow")
+
+    async def until_any(self, *kinds: str) -> Event:
+        assert self._reader is not None, "prompt first"
+        async for item in self._reader:
+            self.items.append(item)
+            if isinstance(item, ExecutionItem) and item.type in kinds:
+                return item.event
+        raise AssertionError(f"the conversation's stream ended before {' or '.join(kinds)}")
