@@ -3,6 +3,7 @@
     sandboxes  {tenant?}                     → {sandboxes: [{tenant, workspace, sandbox, boot, alive, facts}]}
     workspace  {tenant, workspace, path}     → {path}      a directory of the user's for a workspace (provider local)
     stop       {tenant, workspace} | {all}   → {stopped: [{tenant, workspace, killed}]}
+    restart-collector  {tenant, workspace}   → {tenant, workspace, boot, before, instance, version}   CLIs live on
 
 An answer is a JSON object with `v` and either the result's fields or `problem` (RFC 9457 members, naming the field).
 """
@@ -18,13 +19,13 @@ from typing import Any, Final, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from tether import subjects
-from tether.errors import InvalidError, Problem, ProblemError
+from tether.errors import Code, InvalidError, Problem, ProblemError, problem
 from tether.ids import Token
 from tether.jsonsafe import loads_object
 from tether.limits import KIB
 from tether.ports import Bus, Handler, Message
 from tether.prompt import invalid
-from tether_agent.providers import Provider
+from tether_agent.providers import NotReadyError, Provider, ProvisionError
 
 SERVICE: Final = "tether-agent"
 QUEUE: Final = "agent-service"
@@ -43,6 +44,11 @@ class WorkspaceRequest(_Request):
     tenant: Token
     workspace: Token
     path: str
+
+
+class RestartRequest(_Request):
+    tenant: Token
+    workspace: Token
 
 
 class StopRequest(_Request):
@@ -70,6 +76,7 @@ class Requests:
             "sandboxes": self.sandboxes,
             "workspace": self.workspace,
             "stop": self.stop,
+            "restart-collector": self.restart_collector,
         }
         async with contextlib.AsyncExitStack() as stack:
             for verb, handler in handlers.items():
@@ -89,6 +96,19 @@ class Requests:
     async def workspace(self, data: bytes) -> Answer:
         request = _parse(WorkspaceRequest, data)
         return {"path": self._provider.assign(request.tenant, request.workspace, request.path)}
+
+    async def restart_collector(self, data: bytes) -> Answer:
+        request = _parse(RestartRequest, data)
+        try:
+            restarted = await self._provider.restart_collector(request.tenant, request.workspace)
+        except NotReadyError as error:
+            detail = f"the new collector is not ready yet: {error}"
+            raise ProblemError(problem(Code.RUNTIME_UNAVAILABLE, detail, retry_after_s=1.0)) from None
+        except ProvisionError as error:
+            raise ProblemError(error.problem) from None
+        if restarted is None:
+            raise ProblemError(problem(Code.NOT_FOUND, "workspace: no sandbox of this service runs for it"))
+        return asdict(restarted)
 
     async def stop(self, data: bytes) -> Answer:
         request = _parse(StopRequest, data)

@@ -72,3 +72,19 @@ async def test_wrong_input_is_answered_with_the_field(
         answer = await ask(bus, verb, request_)
     assert answer["problem"]["code"] == "INVALID"
     assert answer["problem"]["fields"][0]["field"] == field
+
+
+async def test_a_collector_is_replaced_with_the_same_boot_and_another_instance(
+    bus: NatsBus, settings: AgentSettings, tenant: str
+) -> None:
+    async with agent_service(settings, bus) as provider:
+        compute = await provider.ensure(tenant, "w1")
+        first = await ask(bus, "restart-collector", {"tenant": tenant, "workspace": "w1"})
+        assert first["boot"] == compute.boot and first["instance"] not in (None, first["before"])
+        again = await ask(bus, "restart-collector", {"tenant": tenant, "workspace": "w1"})
+        assert (again["before"], again["boot"]) == (first["instance"], compute.boot)
+        missing = await ask(bus, "restart-collector", {"tenant": tenant, "workspace": "w2"})
+        assert missing["problem"]["code"] == "NOT_FOUND"
+        await ask(bus, "stop", {"tenant": tenant, "workspace": "w1"})
+        stopped = await ask(bus, "restart-collector", {"tenant": tenant, "workspace": "w1"})
+        assert stopped["problem"]["code"] == "NOT_FOUND", "a stopped sandbox is not started by this"

@@ -58,6 +58,19 @@ class Stopped:
     killed: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Restarted:
+    """A collector that was replaced under living CLIs. `before`, `instance`: instance ids, `before` None where none was
+    registered. `version`: of the collector that runs now."""
+
+    tenant: str
+    workspace: str
+    boot: str
+    before: str | None
+    instance: str
+    version: str | None = None
+
+
 class Provider(Protocol):
     """See the module's docstring."""
 
@@ -74,6 +87,11 @@ class Provider(Protocol):
 
     async def stop(self, tenant: str, workspace: str) -> Stopped | None:
         """End the sandbox and whatever runs in it; None where there is none."""
+        ...
+
+    async def restart_collector(self, tenant: str, workspace: str) -> Restarted | None:
+        """Replace the collector, and nothing else: keepers and CLIs live on and are adopted by the new one, which is
+        the code that is installed now. None where there is no sandbox. Raises NotReadyError, ProvisionError."""
         ...
 
     async def stop_all(self) -> Sequence[Stopped]: ...

@@ -33,6 +33,7 @@ from tether.errors import BusError, Code, problem
 from tether.kv import Bucket
 from tether.ports import Bus
 from tether.processes import machine_boot
+from tether.sandbox import Registration
 from tether.service import write_whole
 from tether_agent import metrics
 from tether_agent.agents import AgentsFile, Environment, write_environment
@@ -41,6 +42,7 @@ from tether_agent.providers import (
     Compute,
     NotReadyError,
     ProvisionError,
+    Restarted,
     Status,
     Stopped,
     collector_process,
@@ -203,7 +205,7 @@ class LocalProvider:
                 self._start(sandbox)
             file = sandbox.file
         assert file is not None
-        await self._registered(sandbox, file)
+        await self._registered(sandbox, file, not_instance=None)
         return Compute(tenant, workspace, file.sandbox, file.boot, self._facts(file))
 
     async def stop(self, tenant: str, workspace: str) -> Stopped | None:
@@ -224,6 +226,25 @@ class LocalProvider:
             self._environment_file(file).unlink(missing_ok=True)  # no key outlives its sandbox; a start writes it anew
         _log.info("sandbox_stopped", **self._named(sandbox), killed=killed)
         return Stopped(tenant, workspace, killed)
+
+    async def restart_collector(self, tenant: str, workspace: str) -> Restarted | None:
+        sandbox = self._sandboxes.get((tenant, workspace))
+        if sandbox is None or sandbox.file is None or sandbox.file.status not in ("starting", "running"):
+            return None
+        before = await self._registration(sandbox.file)
+        async with sandbox.lock:
+            sandbox.refused = ""
+            sandbox.early_exits = 0
+            if sandbox.alive:
+                await self._end_collector(sandbox)
+            self._forget(sandbox)
+            self._start(sandbox)  # with the same boot id
+            file = sandbox.file
+        assert file is not None
+        old = None if before is None else before.instance
+        now = await self._registered(sandbox, file, not_instance=old)
+        _log.info("collector_replaced", **self._named(sandbox), before=old, instance=now.instance)
+        return Restarted(tenant, workspace, file.boot, old, now.instance, now.version)
 
     async def stop_all(self) -> Sequence[Stopped]:
         """All of them at once, so that the whole takes as long as the slowest."""
@@ -331,22 +352,26 @@ class LocalProvider:
             sandbox.epoch = epoch
         sandbox.early_exits += 1
 
-    async def _registered(self, sandbox: _Sandbox, file: SandboxFile) -> None:
-        """Until the collector's registration is there. Raises NotReadyError, ProvisionError."""
+    async def _registration(self, file: SandboxFile) -> Registration | None:
+        """Raises NotReadyError."""
         assert self._bus is not None, "a provider without a bus only stops"
-        bucket = Bucket(self._bus, subjects.SANDBOXES)
         key = subjects.registration_key(file.tenant, file.workspace, file.sandbox)
+        try:
+            return await Bucket(self._bus, subjects.SANDBOXES).record(key, Registration)
+        except BusError as error:
+            raise NotReadyError(f"registrations cannot be read: {error}") from None
+
+    async def _registered(self, sandbox: _Sandbox, file: SandboxFile, *, not_instance: str | None) -> Registration:
+        """Until the collector's registration is there, of another instance than `not_instance`. Raises NotReadyError,
+        ProvisionError."""
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + self._settings.agent_ready_wait_s
         pause_s = _POLL_MIN_S
         while True:
-            try:
-                entry = await bucket.get(key)
-            except BusError as error:
-                raise NotReadyError(f"registrations cannot be read: {error}") from None
-            if entry is not None and entry.value.get("boot") == file.boot and sandbox.alive:
+            found = await self._registration(file)
+            if found is not None and found.boot == file.boot and found.instance != not_instance and sandbox.alive:
                 sandbox.early_exits = 0
-                return
+                return found
             self._check_hope(sandbox)
             if loop.time() > deadline_s:
                 raise NotReadyError("the collector has not registered yet")
