@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from fake_models import FakeModels
-from support_claude import DEADLINE_S, KEY, WORKSPACE, Rig, Talk
-from tether import events as ev
-from tether.client.items import ExecutionItem
-from tether.client.types import Submission
-from tether.events import Event
+from support_claude import KEY, Rig, Talk, becomes, processes_of
 from tether_agents.locate import FoundAgent, Problem, find_agent
 
 SLEEPER: Final = "import time; time.sleep(60)"
@@ -22,8 +17,8 @@ SLEEPER: Final = "import time; time.sleep(60)"
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """What the tests have to know of one. `deny_ends_turn`: a denied tool ends its turn. `tool`: its command tool's
-    name. `directive`: of the fake model for a command that wants permission."""
+    """What the tests have to know of one. `tool`: the name of its command tool. `bash`: the fake model's directive for
+    a command that wants permission. `deny_ends_turn`: a denied tool ends its turn."""
 
     kind: str
     env: dict[str, str]
@@ -75,39 +70,30 @@ def agents_file(root: Path, known: dict[str, Agent], installed: dict[str, FoundA
     return path
 
 
-class AcpTalk(Talk):
-    """One conversation with one agent."""
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A set in which one agent answers."""
 
-    def __init__(self, rig: Rig, agent: Agent, conversation: str) -> None:
-        super().__init__(rig, f"{conversation}-{agent.kind.replace(':', '-')}")
-        self.agent = agent
+    rig: Rig
+    agent: Agent
 
-    async def prompt(self, text: str) -> Submission:
-        client = self._rig.client
-        submitted = await client.prompt(self.conversation, text, agent=self.agent.kind, workspace=WORKSPACE)
-        if self._reader is None:
-            self._reader = client.follow(self.conversation)
-        return submitted
+    @property
+    def name(self) -> str:
+        """The agent's, as that of a file."""
+        return self.agent.kind.replace(":", "-")
 
-    async def sleeping(self) -> str:
-        """Start a tool that sleeps for a minute; returns the execution once it does."""
-        await self.prompt(f"[[{self.agent.bash}:python3 -c '{SLEEPER}']]")
-        await self.allowed()
-        return self.execution()
+    def talk(self, about: str) -> Talk:
+        return self.rig.talk(f"{about}-{self.name}")
 
-    async def until_ended(self) -> dict[str, Any]:
-        """The body of `response.ended`, where the approvals that come before it are all allowed."""
-        async with asyncio.timeout(DEADLINE_S):
-            while True:
-                event = await self.until_any(ev.INTERACTION_REQUESTED, ev.RESPONSE_ENDED)
-                if event.type == ev.RESPONSE_ENDED:
-                    return event.body
-                await self.answer(event, decision="allow")
 
-    async def until_any(self, *kinds: str) -> Event:
-        assert self._reader is not None, "prompt first"
-        async for item in self._reader:
-            self.items.append(item)
-            if isinstance(item, ExecutionItem) and item.type in kinds:
-                return item.event
-        raise AssertionError(f"the conversation's stream ended before {' or '.join(kinds)}")
+def sleeps(execution: str) -> bool:
+    return any(argv[-1:] == [SLEEPER] for argv in processes_of(execution).values())
+
+
+async def sleeping(stage: Stage, talk: Talk) -> str:
+    """Start a tool that sleeps for a minute; returns the execution once it does."""
+    await talk.prompt(f"[[{stage.agent.bash}:python3 -c '{SLEEPER}']]")
+    await talk.allowed()
+    execution = talk.execution()
+    await becomes(lambda: sleeps(execution), "the start of the tool")
+    return execution

@@ -22,7 +22,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
-from tether import subjects
+from tether import subjects, tracing
 from tether.asking import ask_collector
 from tether.control import Authority, ControlReply, ControlRequest
 from tether.errors import BusError, Code, Problem, ProblemError, problem
@@ -131,7 +131,9 @@ class ControlLeases:
             )
             hold = _Hold(lease, target.execution, asyncio.get_running_loop().create_future(), used_s=_now_s())
             self._holds[key] = hold
-            hold.task = asyncio.create_task(self._live(hold), name=f"lease-{key}")
+            hold.task = asyncio.create_task(
+                self._live(hold), name=f"lease-{key}", context=tracing.detached()
+            )  # it outlives the request that begins it
         return hold
 
     async def _live(self, hold: _Hold) -> None:

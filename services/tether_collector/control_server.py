@@ -12,7 +12,8 @@ as a caller waits, then says how things stand.
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Final
+import re
+from typing import Any, Final, TypeGuard
 
 import structlog
 
@@ -21,7 +22,7 @@ from tether.control import ControlReply, ControlRequest, decode_request
 from tether.control_lease import USER_VERBS, is_behind
 from tether.control_lease import check as check_lease
 from tether.errors import BusError, Code, InvalidError, Problem, ProblemError, problem
-from tether.ids import ExecutionTarget, check_token
+from tether.ids import TOKEN_PATTERN, ExecutionTarget, check_token
 from tether.kv import Bucket
 from tether.limits import CONTROL_REPLY_S, SNAPSHOT_MEMORY_BYTES_MAX
 from tether.ports import Bus, Message
@@ -254,7 +255,12 @@ def rejected(control: str, verb: str, why: Problem) -> ControlReply:
 
 
 def identity_of(request: ControlRequest) -> dict[str, str]:
-    """What log lines and spans of a control say of it."""
-    target = request.target
-    where = {} if target is None else {"conversation": target.conversation, "execution": target.execution}
+    """What log lines and spans of a control say of it. A start names its execution in the payload."""
+    target: Any = request.payload.get("target") if request.target is None else request.target.model_dump()
+    named = target if isinstance(target, dict) else {}
+    where = {key: name for key in ("conversation", "execution") if is_token(name := named.get(key))}
     return {"control": request.control, **where}
+
+
+def is_token(value: object) -> TypeGuard[str]:
+    return isinstance(value, str) and re.fullmatch(TOKEN_PATTERN, value) is not None

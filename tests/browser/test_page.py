@@ -15,7 +15,7 @@ from support_page import WAIT_MS, assert_accessible, assert_fits, send, shown, s
 from support_set import TetherSet, running_set
 
 if TYPE_CHECKING:
-    from playwright.async_api import Browser, Page
+    from playwright.async_api import Page
 
 pytestmark = pytest.mark.timeout(240)
 PENDING = '.ask[data-state="pending"]'
@@ -108,7 +108,7 @@ async def test_an_approval_is_allowed_and_another_denied_in_place(page: Page, up
     await open_new(page, up)
     await send(page, "!ask remove\n!ask erase\n!say after")
     await page.wait_for_selector(f"{PENDING} >> text=May it run remove?")
-    await page.wait_for_function("document.title.startsWith('(1) ')")
+    await page.wait_for_function("() => document.title.startsWith('(1) ')")
     assert await page.inner_text(".bar-text") == "scripted waits for you"
     await page.click(f"{PENDING} >> text=Allow >> nth=0")
     await page.wait_for_selector(f"{PENDING} >> text=May it run erase?")
@@ -185,7 +185,7 @@ async def test_a_retried_models_text_is_withdrawn_and_a_failure_says_what_to_do(
 async def test_interrupt_ends_the_turn_and_stop_asks_first(page: Page, up: TetherSet) -> None:
     await open_new(page, up)
     await send(page, "!say working\n!hang")
-    await wait_text(page, "working")
+    await page.wait_for_selector(".response .text >> text=working")
     await page.click("text=Interrupt")
     await page.wait_for_selector("text=This response was interrupted")
     await send(page, "!say again\n!hang")
@@ -193,7 +193,7 @@ async def test_interrupt_ends_the_turn_and_stop_asks_first(page: Page, up: Tethe
     await page.click("text=Stop…")
     assert await focused(page) == "Let it run", "the harmless one has the focus"
     await page.keyboard.press("Escape")
-    assert await page.locator("dialog").count() == 0
+    await page.wait_for_selector("dialog", state="detached")
     await page.click("text=Stop…")
     await page.click("dialog >> text=Stop it")
     await page.wait_for_selector("text=This response was stopped")
@@ -206,9 +206,10 @@ async def test_what_an_agent_prints_runs_nothing_and_links_nowhere_but_to_the_we
     await page.evaluate("window.hurt = 0")
     hostile = (
         "<img src=x onerror=hurt=1><script>hurt=1</script> [a](javascript:hurt=1) [b](data:text/html,x) "
-        "[c](https://example.org/x) [d](//example.org) ![e](http://evil.invalid/p.png) <https://example.com> \u202etxt.exe"
+        "[c](https://example.org/x) [d](//example.org) ![e](http://evil.invalid/p.png) <https://example.com> "
+        "\u202etxt.exe"
     )
-    await send(page, f"!say {hostile}\n!ask <b>x</b>")
+    await send(page, f"!say {hostile}\n!ask remove")
     await page.wait_for_selector(PENDING)
     assert await page.locator(".log img, .log script, .log b, .log iframe").count() == 0
     links = await page.locator(".log a").evaluate_all("(all) => all.map((a) => [a.href, a.rel, a.target])")
@@ -248,22 +249,25 @@ async def test_a_message_whose_outcome_is_not_known_is_kept_and_sent_again_as_th
 
     async def lose_the_answer(route: Any) -> None:
         bodies.append(route.request.post_data_json["request_id"])
-        await route.fulfill(status=409, json={"code": "SESSION_BUSY", "detail": "at work", "retryable": True})
+        await route.fulfill(status=500, body="a proxy's page")
 
     await page.route("**/messages", lose_the_answer)
     await send(page, "!say exactly once")
-    await page.wait_for_selector("text=SESSION_BUSY")
+    await page.wait_for_selector(".sending >> text=sent again it still counts once")
     await page.reload()
     await page.wait_for_selector(".sending >> text=Send again")
     await page.unroute("**/messages")
     async with page.expect_request("**/messages") as sent:
         await page.click("text=Send again")
-    assert (await sent.value).post_data_json["request_id"] == bodies[0]
+    body: Any = (await sent.value).post_data_json
+    assert body["request_id"] == bodies[0]
     await page.wait_for_selector(DONE)
     assert await page.locator(".message").count() == 1
 
 
-async def test_a_backend_that_is_killed_in_mid_stream_is_told_and_nothing_comes_twice(page: Page, up: TetherSet) -> None:
+async def test_a_backend_that_is_killed_in_mid_stream_is_told_and_nothing_comes_twice(
+    page: Page, up: TetherSet
+) -> None:
     await open_new(page, up)
     # What the connection says, from now on.
     await page.evaluate(
@@ -277,7 +281,7 @@ async def test_a_backend_that_is_killed_in_mid_stream_is_told_and_nothing_comes_
     await page.wait_for_selector(DONE)
     await page.wait_for_selector('.connection[data-kind="live"]')
     told = await page.evaluate("window.told")
-    assert told[:1] == ["Reconnecting"] and told[-2:] == ["Replaying what was missed", "Live"]
+    assert told[0] == "Reconnecting" and told[-1] == "Live" and "Live" not in told[:-1]
     text = await shown(page)
     numbers = re.findall(r"e(\d{6})", text)
     assert numbers == [f"{n:06d}" for n in range(1, 251)]
@@ -318,40 +322,43 @@ async def test_lists_show_states_and_the_facts_of_executions_and_sandboxes(page:
     await page.wait_for_selector(DONE)
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [360, 1280])
-async def test_every_view_has_names_contrast_and_no_horizontal_scrolling(
-    browser: Browser, up: TetherSet, scheme: Any, width: int
-) -> None:
-    context = await browser.new_context(viewport={"width": width, "height": 720}, color_scheme=scheme)
-    page = await context.new_page()
+async def assert_good(page: Page) -> None:
+    """At desktop and phone width, in light and dark."""
+    for width in (360, 1280):
+        await page.set_viewport_size({"width": width, "height": 720})
+        await assert_fits(page)
+        for scheme in ("light", "dark"):
+            await page.emulate_media(color_scheme=scheme)
+            await assert_accessible(page)
+
+
+async def test_every_view_has_names_contrast_and_no_horizontal_scrolling(page: Page, up: TetherSet) -> None:
     await open_new(page, up)
-    long_word = "x" * 300
-    await send(page, f"!reasoning hm {long_word}\n!say `{long_word}` https://example.org/{long_word}\n!tool {'t' * 60}")
+    word = "x" * 300
+    await send(page, f"!reasoning hm {word}\n!say `{word}` https://example.org/{word}\n!tool {'t' * 60}")
     await page.wait_for_selector(DONE)
     await send(page, f"!fail {'f' * 60}")
     await page.wait_for_selector(".notice.end")
-    await send(page, f"!ask look\n!question {long_word}? | {long_word} | b")
+    await send(page, f"!ask look\n!question {word}? | {word} | b")
     await page.wait_for_selector(PENDING)
     await page.click(f"{PENDING} >> text=Say why not")
     for summary in await page.locator(".item > summary").all():
         await summary.click()
-    await assert_fits(page)
-    await assert_accessible(page)
+    await assert_good(page)
     await page.click(f"{PENDING} >> text=Allow >> nth=0")
     await page.wait_for_selector(f"{PENDING} fieldset")
-    await assert_fits(page)
-    await assert_accessible(page)
+    await assert_good(page)
     await page.click("text=Stop…")
-    await assert_accessible(page)
+    await assert_good(page)
     await page.click("dialog >> text=Stop it")
     await page.wait_for_selector("text=This response was stopped")
     for view in ("/executions", "/sandboxes", "/"):
         await page.evaluate("(hash) => { location.hash = hash; }", f"#{view}")
         await page.wait_for_selector(".card" if view != "/" else ".conversations a")
-        await assert_fits(page)
-        await assert_accessible(page)
-    await context.close()
+        await assert_good(page)
+    await page.click("text=Sign out")
+    await page.wait_for_selector(".sign-in")
+    await assert_good(page)
 
 
 async def test_a_list_that_cannot_be_read_again_is_not_said_to_be_live(page: Page, up: TetherSet) -> None:

@@ -20,13 +20,15 @@ EXAMPLES = 120
 # Runs every vector; answers the numbers of those whose state or answers differ, with what was found.
 RUN = """async (vectors) => {
   const { ExecutionFold, ConversationFold } = await import("/static/fold.js");
+  const ordered = (value) => Object.fromEntries(Object.keys(value).sort().map((key) => [key, sorted(value[key])]));
   const sorted = (value) => Array.isArray(value) ? value.map(sorted)
-    : value && typeof value === "object" ? Object.fromEntries(Object.keys(value).sort().map((key) => [key, sorted(value[key])])) : value;
+    : value && typeof value === "object" ? ordered(value) : value;
   const text = (value) => JSON.stringify(sorted(value));
   const wrong = [];
   vectors.forEach((vector, number) => {
     const fold = vector.conversation ? new ConversationFold() : new ExecutionFold(vector.base ?? {});
-    const answers = vector.steps.map((step) => step.skip ? (fold.skipTo(step.skip, step.reason), "skipped") : fold.apply(step));
+    const skip = (step) => (fold.skipTo(step.skip, step.reason), "skipped");
+    const answers = vector.steps.map((step) => step.skip ? skip(step) : fold.apply(step));
     const state = fold.freeze();
     if (text(state) !== text(vector.state) || text(answers) !== text(vector.answers)) {
       wrong.push({ number, state: text(state), expected: text(vector.state), answers, told: vector.answers });

@@ -52,7 +52,11 @@ USES: Final = {
     "sandbox_key": {"sandboxes"},
     "registration_key": {"registrations"},
     "SANDBOXES": {"sandboxes", "registrations"},
-    "LEASES": {"controlLeases", "projectorLeases"},
+    "LEASES": {"controlLeases", "projectorLeases", "webhookLeases"},
+    "webhooks_lease_key": {"webhookLeases"},
+    "NOTIFICATIONS": {"notifications"},
+    "notification_key": {"notifications"},
+    "WEBHOOKS_DURABLE": {"executionEvents"},
     "lease_key": {"controlLeases"},
     "projector_lease_key": {"projectorLeases"},
     "projection_durable": {"executionEvents"},
@@ -140,7 +144,7 @@ def test_every_durable_consumer_is_told_and_read_by_a_role() -> None:
         for consumer in each.get("x-jetstream", {}).get("consumers", [])
     }
     wanted = {(each.stream, each.durable) for each in topology.base().consumers}
-    wanted |= {("EVENTS_{tenant}", "projection-{database}-0"), ("EVENTS_{tenant}", "NAME")}
+    wanted |= {("EVENTS_{tenant}", name) for name in ("projection-{database}-0", "webhooks", "NAME")}
     assert told == wanted
     read = {each["x-how"].get("consumer") for each in ASYNCAPI["operations"].values() if "x-how" in each}
     assert {durable for _, durable in wanted} <= read
@@ -198,7 +202,8 @@ def test_what_is_asked_is_answered_and_what_is_sent_is_received() -> None:
     for each in ASYNCAPI["operations"].values():
         by_channel.setdefault(channel_of(each), set()).add(each["action"])
     alone = {name for name, actions in by_channel.items() if actions != {"send", "receive"}}
-    assert alone == {"projectorLeases"}  # its value tells people; the holder needs only compare-and-set
+    # The value of these leases tells people; the holder needs only compare-and-set.
+    assert alone == {"projectorLeases", "webhookLeases"}
 
 
 def test_the_verbs_of_controls_are_those_of_the_contract() -> None:

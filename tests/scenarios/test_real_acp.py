@@ -10,12 +10,13 @@ import asyncio
 import json
 import signal
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 import pytest_asyncio
 
 from fake_models import FakeModels
-from support_acp import SLEEPER, AcpTalk, Agent, agents, agents_file, found
+from support_acp import Stage, agents, agents_file, found, sleeping
 from support_claude import KEY, Rig, becomes, collector_of, holding, processes_of
 from tether import Client
 from tether import events as ev
@@ -29,7 +30,8 @@ KINDS = [kind for kind in load_pins() if kind.startswith("acp:")]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def rig(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[Rig, dict[str, Agent]]]:
+async def stages(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[dict[str, Stage]]:
+    """The agents that are installed, in one set with one workspace and one key file."""
     installed = {kind: agent for kind in KINDS if isinstance(agent := found(kind), FoundAgent)}
     if not installed:
         pytest.skip("no ACP agent is installed: python -m tether_agents install all")
@@ -43,24 +45,26 @@ async def rig(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[R
         file = agents_file(root, known, installed)
         options = SetOptions(data=root / "data", log="quiet", agents_file=file)
         async with ServiceSet(options) as up, Client.http(up.state.http_url, up.state.token) as client:
-            yield (
-                Rig(up.state, client, models, root, root / "keys.env", ""),
-                {kind: known[kind] for kind in installed},
-            )
+            rig = Rig(up.state, client, models, root, root / "keys.env", "")
+            yield {kind: Stage(replace(rig, agent=kind), known[kind]) for kind in installed}
 
 
 @pytest.fixture(params=KINDS)
-def agent(request: pytest.FixtureRequest, rig: tuple[Rig, dict[str, Agent]]) -> Agent:
-    kind = str(request.param)
-    if kind not in rig[1]:
+def stage(request: pytest.FixtureRequest, stages: dict[str, Stage]) -> Stage:
+    return _of(stages, str(request.param))
+
+
+def _of(stages: dict[str, Stage], kind: str) -> Stage:
+    if kind not in stages:
         pytest.skip(str(found(kind)))
-    return rig[1][kind]
+    return stages[kind]
 
 
-async def test_a_text_streams_and_the_next_prompt_goes_on_in_the_same_native_session(
-    rig: tuple[Rig, dict[str, Agent]], agent: Agent
+async def test_a_text_streams_and_the_next_prompt_goes_on_in_the_same_native_session_where_a_command_is_denied(
+    stage: Stage,
 ) -> None:
-    async with AcpTalk(rig[0], agent, "text") as talk:
+    rig, agent = stage.rig, stage.agent
+    async with stage.talk("text") as talk:
         await talk.prompt("[[slow:20,20]]")
         assert (await talk.ended())["outcome"] == "completed"
         text = " ".join(f"tok{number}" for number in range(20)) + " "
@@ -69,74 +73,46 @@ async def test_a_text_streams_and_the_next_prompt_goes_on_in_the_same_native_ses
         assert len(deltas) > 1, "not all at once"
         [usage] = talk.bodies(ev.USAGE)
         assert (usage["input_tokens"], usage["turn"]) == (100, talk.bodies(ev.TURN_COMPLETED)[0]["turn"])
-        await talk.prompt("[[text:and again]]")
-        assert (await talk.ended())["outcome"] == "completed"
-        assert talk.texts()[-1] == "and again"
-        assert [body["outcome"] for body in talk.bodies(ev.RESPONSE_ENDED)] == ["completed", "completed"]
+        denied = f"touch {stage.name}.denied"
+        await talk.prompt(f"[[{agent.bash}:{denied}]]")
+        asked = await talk.until(ev.INTERACTION_REQUESTED, kind="approval", name=agent.tool)
+        assert asked.body["input"]["command"] == denied
+        assert {option["kind"] for option in asked.body["options"]} >= {"allow_once", "reject_once"}
+        await talk.answer(asked, decision="deny")
+        assert (await talk.ended())["outcome"] == ("cancelled" if agent.deny_ends_turn else "completed")
+        assert not (rig.workspace / f"{stage.name}.denied").exists()
+        assert talk.bodies(ev.TOOL_COMPLETED)[-1]["status"] == "error"
+        assert [body["outcome"] for body in talk.bodies(ev.INTERACTION_RESOLVED)] == ["denied"]
         sessions = {body["native_session"] for body in talk.bodies(ev.SESSION_BOUND)}
         assert len(sessions) == 1
         assert talk.bodies(ev.EXECUTION_STARTED)[1]["resumed_from"] in sessions
-        seen = json.dumps(rig[0].model_requests("[[text:and again]]")[-1]["body"])
+        seen = json.dumps(rig.model_requests(denied)[0]["body"])
         assert "[[slow:20,20]]" in seen, "the model sees what was asked before"
         assert "tok19" in seen, "and what it said"
-        state = await rig[0].client.state(talk.execution())
+        state = await rig.client.state(talk.execution())
         assert state.cli_version == load_pins()[agent.kind].version
 
 
-async def test_one_command_is_allowed_and_runs_once_and_the_next_is_denied_and_does_not(
-    rig: tuple[Rig, dict[str, Agent]], agent: Agent
-) -> None:
-    workspace = rig[0].workspace
-    name = agent.kind.replace(":", "-")
-    async with AcpTalk(rig[0], agent, "permission") as talk:
-        await talk.prompt(f"[[{agent.bash}:echo made >> {name}.txt; cat {name}.txt]]")
-        asked = await talk.until(ev.INTERACTION_REQUESTED, kind="approval", name=agent.tool)
-        assert asked.body["input"]["command"] == f"echo made >> {name}.txt; cat {name}.txt"
-        assert {option["kind"] for option in asked.body["options"]} >= {"allow_once", "reject_once"}
-        assert not (workspace / f"{name}.txt").exists()
-        await talk.answer(asked, decision="allow")
-        assert (await talk.ended())["outcome"] == "completed"
-        assert (workspace / f"{name}.txt").read_text() == "made\n"
-        [done] = talk.bodies(ev.TOOL_COMPLETED)
-        assert (done["status"], str(done["output"]).strip()) == ("ok", "made")
-        assert talk.texts()[-1] == "The command is done."
-        await talk.prompt(f"[[{agent.bash}:touch {name}.denied]]")
-        await talk.answer(await talk.until(ev.INTERACTION_REQUESTED), decision="deny")
-        ended = await talk.ended()
-        assert ended["outcome"] == ("cancelled" if agent.deny_ends_turn else "completed")
-        assert not (workspace / f"{name}.denied").exists()
-        assert talk.bodies(ev.TOOL_COMPLETED)[-1]["status"] == "error"
-        assert [body["outcome"] for body in talk.bodies(ev.INTERACTION_RESOLVED)] == ["answered", "denied"]
-
-
-def sleeps(execution: str) -> bool:
-    return any(argv[-1:] == [SLEEPER] for argv in processes_of(execution).values())
-
-
-async def test_an_interrupt_and_a_stop_of_a_running_command_leave_nothing_behind(
-    rig: tuple[Rig, dict[str, Agent]], agent: Agent
-) -> None:
-    async with AcpTalk(rig[0], agent, "ends") as talk:
-        execution = await talk.sleeping()
-        await becomes(lambda: sleeps(execution), "the start of the tool")
-        assert (await rig[0].client.interrupt(execution)).problem is None
+async def test_an_interrupt_and_a_stop_of_a_running_command_leave_nothing_behind(stage: Stage) -> None:
+    async with stage.talk("ends") as talk:
+        execution = await sleeping(stage, talk)
+        assert (await stage.rig.client.interrupt(execution)).problem is None
         ended = await talk.ended()
         assert ended["outcome"] == "cancelled"
         assert processes_of(execution) == {}
         receipts = [body["status"] for body in talk.bodies(ev.CONTROL_RECEIPT) if body["verb"] == "interrupt"]
         assert receipts[-1] == "settled"
         assert talk.bodies(ev.TOOL_COMPLETED)[-1]["status"] == "interrupted"
-        execution = await talk.sleeping()
-        await becomes(lambda: sleeps(execution), "the start of the tool")
-        await rig[0].client.stop(execution)
+        execution = await sleeping(stage, talk)
+        await stage.rig.client.stop(execution)
         ended = await talk.ended()
         assert processes_of(execution) == {}
         assert ended["outcome"] == "stopped"
         assert ended["proof"]["method"] in ("pid_namespace", "subreaper_sweep")
 
 
-async def test_a_failing_model_fails_the_response(rig: tuple[Rig, dict[str, Agent]], agent: Agent) -> None:
-    async with AcpTalk(rig[0], agent, "http400") as talk:
+async def test_a_failing_model_fails_the_response(stage: Stage) -> None:
+    async with stage.talk("http400") as talk:
         await talk.prompt("[[http:400]]")
         ended = await talk.until(ev.RESPONSE_ENDED)
         assert (ended.body["outcome"], ended.body["error"]["code"]) == ("failed", "model_error")
@@ -144,43 +120,44 @@ async def test_a_failing_model_fails_the_response(rig: tuple[Rig, dict[str, Agen
         assert (await talk.ended())["outcome"] == "failed"
 
 
-async def test_an_answer_reaches_the_same_process_after_the_collector_was_killed(
-    rig: tuple[Rig, dict[str, Agent]], agent: Agent
+async def test_a_command_is_allowed_in_the_same_process_after_the_collector_was_killed_and_runs_once(
+    stage: Stage,
 ) -> None:
-    name = agent.kind.replace(":", "-")
-    async with AcpTalk(rig[0], agent, "restart") as talk:
-        await talk.prompt(f"[[{agent.bash}:echo ran >> {name}.ran]]")
+    rig = stage.rig
+    async with stage.talk("restart") as talk:
+        await talk.prompt(f"[[{stage.agent.bash}:echo ran >> {stage.name}.ran; cat {stage.name}.ran]]")
         asked = await talk.until(ev.INTERACTION_REQUESTED)
         processes = set(processes_of(talk.execution()))
-        collector = collector_of(rig[0].data)
+        collector = collector_of(rig.data)
         assert send_signal(collector, signal.SIGKILL)
 
         def back() -> bool:
-            now = collector_of(rig[0].data)
+            now = collector_of(rig.data)
             return now != collector and is_running(now)
 
         await becomes(back, "the collector's return")
+        assert not (rig.workspace / f"{stage.name}.ran").exists()
         await talk.answer(asked, decision="allow")
-        await talk.until(ev.TOOL_COMPLETED, status="ok")
+        done = await talk.until(ev.TOOL_COMPLETED)
+        assert (done.body["status"], str(done.body["output"]).strip()) == ("ok", "ran")
         assert processes & set(processes_of(talk.execution())), "the agent is the same"
         assert (await talk.ended())["outcome"] == "completed"
-        assert (rig[0].workspace / f"{name}.ran").read_text() == "ran\n"
+        assert (rig.workspace / f"{stage.name}.ran").read_text() == "ran\n"
+        assert talk.texts()[-1] == "The command is done."
+        assert [body["outcome"] for body in talk.bodies(ev.INTERACTION_RESOLVED)] == ["answered"]
         assert len(talk.events(ev.EXECUTION_STARTED)) == 1
         assert len(talk.bodies(ev.USAGE)) == 1
 
 
-async def test_a_question_of_claude_gets_its_answer_and_an_interjection_its_turn(
-    rig: tuple[Rig, dict[str, Agent]],
-) -> None:
-    if "acp:claude" not in rig[1]:
-        pytest.skip(str(found("acp:claude")))
-    async with AcpTalk(rig[0], rig[1]["acp:claude"], "question") as talk:
+async def test_a_question_of_claude_gets_its_answer_and_an_interjection_its_turn(stages: dict[str, Stage]) -> None:
+    stage = _of(stages, "acp:claude")
+    async with stage.talk("question") as talk:
         await talk.prompt("[[ask]]")
         asked = await talk.until(ev.INTERACTION_REQUESTED, kind="question")
         [question] = asked.body["questions"]
         assert question["question"] == "Which colour?"
         assert [option["label"] for option in question["options"]] == ["Red", "Blue"]
-        second = await rig[0].client.say("question-acp-claude", "[[text:and this, too]]")
+        second = await stage.rig.client.say(talk.conversation, "[[text:and this, too]]")
         assert second.status == "interjected"
         await talk.answer(asked, decision="allow", answers={question["id"]: ["Blue"]})
         assert (await talk.ended())["outcome"] == "completed"
@@ -190,14 +167,13 @@ async def test_a_question_of_claude_gets_its_answer_and_an_interjection_its_turn
         assert len(talk.events(ev.EXECUTION_STARTED)) == 1
 
 
-async def test_no_key_is_in_the_workspace_or_on_the_bus(rig: tuple[Rig, dict[str, Agent]]) -> None:
+async def test_no_key_is_in_the_workspace_or_on_the_bus(stages: dict[str, Stage]) -> None:
     """After all the others: sessions, configuration and caches of every agent are in the workspace by now."""
-    workspace = rig[0].workspace
-    assert {path.name for path in (workspace / ".tether" / "agents").iterdir()} >= {
-        kind.replace(":", "-") for kind in rig[1]
-    }
-    assert await asyncio.to_thread(holding, workspace, [KEY]) == []
-    stored = await rig[0].stored()
+    rig = next(iter(stages.values())).rig
+    homes = await asyncio.to_thread(lambda: {path.name for path in (rig.workspace / ".tether" / "agents").iterdir()})
+    assert homes >= {stage.name for stage in stages.values()}
+    assert await asyncio.to_thread(holding, rig.workspace, [KEY]) == []
+    stored = await rig.stored()
     assert [name for name, messages in stored.items() if any(KEY.encode() in message for message in messages)] == []
-    home = rig[0].root / "home"
-    assert [path for path in await asyncio.to_thread(lambda: list(home.iterdir()))] == [], "the user's home is theirs"
+    home = await asyncio.to_thread(lambda: {path.name for path in (rig.root / "home").iterdir()})
+    assert home <= {".npm"}, "the user's home is theirs, but for what npm keeps of opencode's plugins"

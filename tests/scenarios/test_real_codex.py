@@ -128,7 +128,7 @@ async def test_in_plan_mode_commands_read_and_write_nothing_and_nobody_is_asked(
         assert (await talk.ended())["outcome"] == "completed"
         assert talk.bodies(ev.INTERACTION_REQUESTED) == []
         [done] = talk.bodies(ev.TOOL_COMPLETED)
-        assert "Read-only file system\n1\n" in done["output"]
+        assert sorted(line[-21:] for line in done["output"].splitlines()) == ["1", "Read-only file system"]
         assert not (rig.workspace / "planned.txt").exists()
 
 
@@ -275,7 +275,7 @@ async def test_an_answer_reaches_the_same_process_after_the_collector_was_killed
 
 
 async def test_no_key_is_anywhere_but_in_the_file_of_the_provider(rig: Rig) -> None:
-    command = "env; tr '\\0' '\\n' < /proc/$PPID/environ; tr '\\0' '\\n' < /proc/self/environ"
+    command = "env; tr '\\0' '\\n' < /proc/$PPID/environ"
     async with rig.talk("canary") as talk:
         await talk.prompt(f"[[bash:{command}]]", permission_mode="bypassPermissions")
         await talk.until(ev.TOOL_COMPLETED)
@@ -283,9 +283,8 @@ async def test_no_key_is_anywhere_but_in_the_file_of_the_provider(rig: Rig) -> N
         await talk.ended()
         stored = await rig.stored()
         [done] = talk.bodies(ev.TOOL_COMPLETED)
-        assert done["output"].count(f"OPENAI_BASE_URL={rig.models.base_url}/v1") == 3, (
-            "its own environment, and the CLI's"
-        )
+        both = done["output"].count(f"OPENAI_BASE_URL={rig.models.base_url}/v1")
+        assert both == 2, "the command has shown its environment and that of the CLI"
         assert "TETHER_OPENAI_KEY_FD=" in done["output"]
         shown = json.dumps([str(item) for item in talk.items])
     needles = [KEY, KEY[-20:], WRONG_KEY]

@@ -60,7 +60,6 @@ async def test_p4_a_takeover_during_a_running_tool_leaves_nothing_of_it_and_is_a
     async with rig.talk("tool") as talk, Writers() as writers:
         await talk.prompt(f"[[bash:{SURVIVOR}]]")
         await talk.allowed()
-        await talk.until(ev.TOOL_STARTED)
         old = talk.execution()
         await becomes(lambda: any("time.sleep(300)" in " ".join(one) for one in processes_of(old).values()), "the tool")
         submission = await take_over(rig, talk, "say something else")
@@ -72,7 +71,7 @@ async def test_p4_a_takeover_during_a_running_tool_leaves_nothing_of_it_and_is_a
         await talk.until(ev.RESPONSE_ENDED, outcome="completed")
         await talk.ended()
         [cut] = talk.told(ev.RESPONSE_SUPERSEDED)
-        answer = [one for one in talk.told(ev.RESPONSE_CREATED) if one["execution"] == new][0]
+        answer = next(one for one in talk.told(ev.RESPONSE_CREATED) if one["execution"] == new)
         assert cut["by"] == answer["response"]
         assert submission.status in ("admitted", "pending")
     assert {old, new} <= writers.seen

@@ -188,7 +188,7 @@ async def test_the_command_takes_over_and_shows_what_it_cut_short(up: SetState, 
         done = await asyncio.to_thread(there.tether, *arguments)
         assert (done.returncode, done.stdout) == (0, "instead\n"), done.stderr
         shown = await asyncio.to_thread(there.tether, "show", "cli")
-        assert "superseded" in shown.stdout, shown.stdout
+        assert "superseded" in shown.stderr, shown.stderr
         refused = await asyncio.to_thread(there.tether, *arguments[:-1], "seize")
         assert refused.returncode == 2
         assert "--mode must be one of auto, interject, takeover" in refused.stderr

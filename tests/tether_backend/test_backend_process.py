@@ -3,53 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import signal
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx2
 
 from support_backend import Log, Reader, ended, ensure_tenants, eventually, text_delta, token_of, write_tokens
+from support_backend_process import backend_process
 from support_nats import NatsServer
 from tether.bus import NatsBus
-
-
-@asynccontextmanager
-async def process(
-    server: NatsServer, tenant: str, folder: Path, port: int = 0
-) -> AsyncIterator[tuple[asyncio.subprocess.Process, int]]:
-    """A backend process, and its port once it says that it is ready. Killed at the end where it still runs."""
-    ready = folder / "ready.json"
-    await asyncio.to_thread(ready.unlink, missing_ok=True)
-    environment = {
-        "PATH": "/usr/bin:/bin",
-        "TETHER_NATS_URL": server.url,
-        "TETHER_TENANTS": tenant,
-        "TETHER_READY_FILE": str(ready),
-        "TETHER_HTTP_PORT": str(port),
-        "TETHER_HTTP_TOKENS_FILE": str(folder / "tokens.json"),
-        "TETHER_DATABASE_URL": f"sqlite+aiosqlite:///{folder / 'db.sqlite3'}",
-    }
-    child = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "tether_backend", env=environment, stderr=asyncio.subprocess.DEVNULL
-    )
-    try:
-
-        async def announced() -> int:
-            assert child.returncode is None, f"the backend ended with {child.returncode}"
-            if not await asyncio.to_thread(ready.exists):
-                return 0
-            facts = json.loads(await asyncio.to_thread(ready.read_text))
-            return int(facts["url"].rpartition(":")[2])
-
-        yield child, await eventually(announced, "the backend is ready")
-    finally:
-        if child.returncode is None:
-            child.kill()
-        await child.wait()
 
 
 async def test_a_backend_killed_under_a_reader_is_replaced_and_the_reader_goes_on_from_its_cursor(
@@ -59,7 +22,7 @@ async def test_a_backend_killed_under_a_reader_is_replaced_and_the_reader_goes_o
     write_tokens(tmp_path / "tokens.json", [tenant])
     await ensure_tenants(bus, [tenant])
     log = Log(bus, tenant)
-    async with process(nats_server, tenant, tmp_path) as (child, port):
+    async with backend_process(nats_server, tenant, tmp_path) as (child, port):
         reader = await Reader(port, tenant, "c1").open()
         await log.prompt("q1", "r1", "e1")
         await log.frame("e1", [log.started("e1"), text_delta(2, "before")])
@@ -68,7 +31,7 @@ async def test_a_backend_killed_under_a_reader_is_replaced_and_the_reader_goes_o
         await child.wait()
         await reader.close()
     await log.frame("e1", [text_delta(3, " while", offset=6)])
-    async with process(nats_server, tenant, tmp_path, port) as (child, _):
+    async with backend_process(nats_server, tenant, tmp_path, port) as (child, _):
         await reader.open()
         await log.frame("e1", [text_delta(4, " after", offset=12), *ended(5)])
         seen += [one.key for one in await reader.events(4)]

@@ -39,6 +39,7 @@ GETS = (
     "/v1/conversations",
     "/v1/conversations/c1",
     "/v1/conversations/c1/events",
+    "/v1/conversations/c1/ws",
     "/v1/executions",
     "/v1/executions/e1",
     "/v1/executions/e1/items",
@@ -102,7 +103,7 @@ async def test_the_own_origin_is_let_in(backend: Backend) -> None:
 
 
 async def test_unknown_paths_and_methods_are_problems(backend: Backend) -> None:
-    for path in ("/", "/v1", "/v2/conversations", "/v1/conversations/c1/", "/v1/conversations/c1/nothing", "/docs"):
+    for path in ("/v1", "/v2/conversations", "/v1/conversations/c1/", "/v1/conversations/c1/nothing", "/docs"):
         assert_problem(await backend.client.get(path), 404, "NOT_FOUND")
     for path in POSTS:
         assert (await backend.client.get(path)).status_code in (404, 405)
@@ -275,7 +276,8 @@ async def test_the_openapi_document_names_the_bodies_and_every_path(backend: Bac
     assert document == json.loads(json.dumps(build(None).openapi())) | {"info": document["info"]}
     assert "/v1/conversations/{conversation}/events" in document["paths"]
     posted = document["paths"]["/v1/conversations/{conversation}/messages"]["post"]
-    assert "request_id" in posted["requestBody"]["content"]["application/json"]["schema"]["properties"]
+    assert posted["requestBody"]["content"]["application/json"]["schema"]["$ref"].endswith("/MessageRequest")
+    assert "request_id" in document["components"]["schemas"]["MessageRequest"]["properties"]
 
 
 async def test_metrics_name_routes_and_not_paths(backend: Backend) -> None:

@@ -13,7 +13,7 @@ from tether.cursor import Cursor
 from tether.events import ConversationEvent, Event
 from tether.frames import Frame, Position
 from tether.subjects import EventAddress
-from tether_backend.core.stream import SSE, Chunk, Hole, LogMessage, ReaderView, Until
+from tether_backend.core.stream import SSE, WEBSOCKET, Chunk, Hole, LogMessage, ReaderView, Until
 
 WATERMARK = 0
 
@@ -110,3 +110,16 @@ def test_a_response_that_failed_or_was_superseded_ends_its_stream_too() -> None:
         assert view.end is None
         view.take(note(2, "y", kind, response="r1"))
         assert view.end is not None and view.end.outcome == outcome
+
+
+def test_both_wires_tell_the_same_and_a_websockets_frames_are_lines() -> None:
+    views = [ReaderView("t", "c", Cursor.beginning(), 2, wire=wire) for wire in (SSE, WEBSOCKET)]
+    messages = [note(1, "n1", text="a\nb\u2028\r"), message(2, 1, 2), message(3, 3, 4), message(4, 4, 6)]
+    for one in messages:
+        over_sse, over_ws = (view.take(one) for view in views)
+        assert isinstance(over_ws, Chunk)
+        lines = [json.loads(line) for line in over_ws.data.split(b"\n") if line]
+        assert [(line["id"], line["data"]) for line in lines] == told(over_sse)
+        assert {line["frame"] for line in lines} == {"message"}
+    assert views[0].cursor == views[1].cursor
+    assert json.loads(WEBSOCKET.heartbeat) == {"frame": "hb", "id": None, "data": {}}

@@ -132,3 +132,18 @@ def test_the_list_names_what_is_found_and_what_is_not(home: Home) -> None:
     shown = home.tether("agents", "list")
     assert shown.returncode == 0
     assert "no key" in shown.stdout
+
+
+def test_codex_gets_its_variables_from_the_shell_and_only_keys_are_named_as_such(home: Home) -> None:
+    assert home.agents()["codex"]["key_source"] == ""
+    found = home.agents(
+        OPENAI_API_KEY="sk-shell", OPENAI_BASE_URL="http://127.0.0.1:1/v1", ANTHROPIC_API_KEY="sk-other"
+    )
+    assert found["codex"]["key_source"] == "$OPENAI_API_KEY"
+    assert found["claude"]["key_source"] == "$ANTHROPIC_API_KEY"
+    config = home.root / ".config" / "tether" / "agents.toml"
+    config.parent.mkdir(parents=True)
+    config.write_text('[agents.codex]\ncommand = ["/opt/codex"]\n')
+    told = home.tether("doctor", OPENAI_API_KEY="sk-shell").stdout
+    assert "/opt/codex (agents file); key from $OPENAI_API_KEY" in told
+    assert "/opt/codex (agents file); no key" in home.tether("doctor").stdout

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tether_agents import __main__ as command
 from tether_agents import install, locate
 from tether_agents.install import EXIT_FAILED, EXIT_UNREACHABLE, EXIT_USAGE, InstallFailure, install_agent
 from tether_agents.locate import FoundAgent, Pin, Problem, find_agent, load_pins
@@ -263,7 +264,81 @@ def test_the_cache_follows_the_xdg_rules() -> None:
     assert locate.cache_root({"HOME": "/h"}) == Path("/h/.cache/tether/agents")
 
 
+def script_pin() -> Pin:
+    """One that needs the Node that comes with it."""
+    return load_pins()["acp:claude"]
+
+
+def node_npm(folder: Path, version: str) -> str:
+    """An npm that installs a Node, which prints the version that stands in the script it is given."""
+    pin = script_pin()
+    binary, script = pin.binaries[locate.platform_key()], pin.arguments[0]
+    write = f"mkdir -p $PREFIX/{Path(binary).parent} $PREFIX/{Path(script).parent}; echo {version} > $PREFIX/{script}"
+    return fake_npm(folder, f"{write}; printf '#!/bin/sh\\ncat $1\\n' > $PREFIX/{binary}; chmod +x $PREFIX/{binary}")
+
+
+def test_a_script_is_installed_with_its_node_and_found_as_a_whole_command(tmp_path: Path) -> None:
+    pin = script_pin()
+    env = environment(tmp_path)
+    found = install_agent(pin.name, locate.cache_root(env), npm=node_npm(tmp_path, pin.version))
+    assert isinstance(found, FoundAgent)
+    folder = locate.cache_root(env) / "acp-claude" / pin.version
+    assert found.command == (str(folder / pin.binaries[locate.platform_key()]), str(folder / pin.arguments[0]))
+    assert find_agent(pin.name, environment=env) == found
+    (call,) = (tmp_path / "calls").read_text().splitlines()
+    assert call.endswith(" ".join([f"{pin.package}@{pin.version}", *pin.extras[locate.platform_key()]]))
+    (folder / pin.arguments[0]).unlink()
+    assert isinstance(find_agent(pin.name, environment=env), Problem), "a Node alone is no agent"
+
+
+def test_a_users_own_install_of_a_script_needs_no_node_of_ours(tmp_path: Path) -> None:
+    pin = script_pin()
+    path = executable(tmp_path / "bin" / pin.command, f"echo {pin.version}")
+    found = find_agent(pin.name, environment=environment(tmp_path))
+    assert isinstance(found, FoundAgent)
+    assert found.command == (str(path),)
+
+
+def test_every_version_that_npm_is_asked_for_is_exact() -> None:
+    for pin in load_pins().values():
+        for extra in pin.extras.get(locate.platform_key(), ()):
+            assert all(part.isdecimal() for part in extra.rpartition("@")[2].split("."))
+        assert set(pin.extras) <= set(pin.binaries)
+
+
+def test_without_a_name_the_usual_agents_are_installed_and_all_of_them_by_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def install(name: str, root: Path | None, *, npm: str) -> FoundAgent:
+        return FoundAgent(name, tmp_path, "1.0.0", "cache", "1.0.0")
+
+    monkeypatch.setattr(command, "install_agent", install)
+    assert command.main(["install"]) == 0
+    usual = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert usual == ["claude", "codex", "acp:opencode"]
+    assert command.main(["install", "all"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(load_pins())
+
+
 def test_pins_are_frozen() -> None:
     assert isinstance(PIN, Pin)
     with pytest.raises(AttributeError):
         PIN.version = "other"  # type: ignore[misc]
+
+
+def test_a_script_of_npm_on_path_gives_way_to_the_native_binary_that_it_would_start(tmp_path: Path) -> None:
+    """The script would be killed alone, and what it started go on."""
+    pin = load_pins()["codex"]
+    package = tmp_path / "lib" / "node_modules" / "@openai" / "codex"
+    native = locate.installed_binary(pin, package)
+    assert native is not None
+    script = package / "bin" / "codex.js"
+    for path in (native, script):
+        path.parent.mkdir(parents=True)
+        path.write_text(f"#!/bin/sh\necho codex-cli {pin.version}\n")
+        path.chmod(0o755)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "codex").symlink_to(script)
+    found = find_agent("codex", environment=environment(tmp_path))
+    assert isinstance(found, FoundAgent)
+    assert (found.path, found.source) == (native, "PATH")

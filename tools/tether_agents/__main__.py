@@ -1,6 +1,6 @@
 """`python -m tether_agents install|find [all|NAME…] [--agents-dir DIR]`.
 
-Prints one line for each. Exit codes: 0 done, 1 failed, 2 wrong usage, 3 npm or its registry cannot be reached.
+Prints one line for each; a failed install ends it. Exit codes: 0 done, 1 failed, 2 wrong usage, 3 npm or its registry cannot be reached.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--npm", default="npm", help="the npm to use")
     arguments = parser.parse_args(argv)
     names = arguments.names or (usual if arguments.verb == "install" else ["all"])
+    code = EXIT_OK
     for name in pins if "all" in names else names:
         outcome: FoundAgent | InstallFailure | Problem
         if arguments.verb == "install":
@@ -35,9 +36,10 @@ def main(argv: list[str] | None = None) -> int:
             return outcome.exit_code
         if isinstance(outcome, Problem):
             print(f"{name}: {outcome}", file=sys.stderr)
-            return EXIT_FAILED
+            code = EXIT_FAILED
+            continue
         print(f"{name} {outcome.version} {' '.join(outcome.command)} ({outcome.source})", flush=True)
-    return EXIT_OK
+    return code
 
 
 if __name__ == "__main__":

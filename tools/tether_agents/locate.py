@@ -221,6 +221,9 @@ def _candidates(
         listed.append(("agents-dir", agents_dir / pin.command, ()))
     listed.append(installed("cache", cache_root(environment) / pin.folder / pin.version))
     on_path = shutil.which(pin.command, path=env.get("PATH", ""))
+    if on_path is not None and not pin.arguments:
+        # What npm puts there may be a script that starts the native binary of a package beside it, and outlives it.
+        listed += [("PATH", installed_binary(pin, folder), ()) for folder in Path(on_path).resolve().parents]
     listed.append(("PATH", Path(on_path) if on_path else None, ()))
     seen: set[Path] = set()
     for source, binary, arguments in listed:

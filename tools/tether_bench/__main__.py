@@ -24,6 +24,7 @@ from tether_bench import (
     memory,
     readers,
     report,
+    session,
     soak,
     throughput,
 )

@@ -20,8 +20,8 @@ T = TypeVar("T")
 async def with_set(
     work: Callable[[Rig], T], *, short: bool, say: Callable[[str], None], limit_s: float, soak_s: float = 0.0
 ) -> tuple[T, Rig]:
-    """Start a set, do the work within `limit_s`, end the set. Cancelled: the work stops at its next wait, and everything
-    is ended."""
+    """Start a set, do the work within `limit_s`, end the set. Cancelled: the work stops at its next wait, and all is
+    ended."""
     with tempfile.TemporaryDirectory(prefix="tether-bench-") as name:
         folder = Path(name)
         agents = folder / "agents.toml"

@@ -239,6 +239,9 @@ MESSAGES: Final[dict[str, Message]] = {
             (_EXPECT,),
             {"number": 4711, "op": "6f1d"},
         ),
+        Message(
+            "notification", "A webhook's notification and how far it is", "notification", _RECORD_HEADERS, (_EXPECT,)
+        ),
         Message("sandboxesRequest", "Which sandboxes are there?", "agent-sandboxes-request", example={}),
         Message("workspaceRequest", "Use this directory for a workspace", "agent-workspace-request"),
         Message("stopRequest", "End a sandbox, or all", "agent-stop-request", example={"all": True}),
@@ -387,6 +390,14 @@ CHANNELS: Final[tuple[Channel, ...]] = (
         "conversations", subjects.CONVERSATIONS, subjects.conversation_key(p.TENANT, p.CONVERSATION), "Conversations",
         "Conversation to workspace, created once.", "conversationRecord",
     ),
+    _bucket(
+        "webhookLeases", subjects.LEASES, subjects.webhooks_lease_key(p.TENANT), "Webhook leases",
+        "Which backend sends a tenant's notifications.", "lease",
+    ),
+    _bucket(
+        "notifications", subjects.NOTIFICATIONS, subjects.notification_key(p.TENANT, p.ENDPOINT, p.NOTIFICATION),
+        "Webhook outbox", "One record per notification: pending, delivered or dead.", "notification",
+    ),
 )  # fmt: skip
 
 _LEADER: Final = "last message of the key, read from the stream's leader"
@@ -460,6 +471,17 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     _store("backend", "holdProjectorLease", "projectorLeases", "One projector per database"),
     _store("backend", "holdControlLease", "controlLeases", "Controls of this backend's users count"),
     _store("backend", "noteBatch", "projections", "After each commit, before the ack"),
+    Operation(
+        "backend", "receive", "executionEvents", "watchExecutions", "Look for what webhooks are to tell",
+        durable=subjects.WEBHOOKS_DURABLE,
+    ),
+    Operation(
+        "backend", "receive", "conversationEvents", "watchConversations", "Look for what webhooks are to tell",
+        durable=subjects.WEBHOOKS_DURABLE,
+    ),
+    _store("backend", "holdWebhookLease", "webhookLeases", "One sender per tenant"),
+    _store("backend", "writeNotification", "notifications", "Note what is to be told, and what became of it"),
+    _look("backend", "readNotifications", "notifications", "What is due"),
     _look("backend", "proveDatabase", "projections", "Is this database an older copy?"),
     # router
     Operation(

@@ -30,8 +30,11 @@ MARKERS: Final = {
     "XSANDBOX": "sandbox",
     "XDATABASE": "database",
     "XSHARD": "shard",
+    "XENDPOINT": "endpoint",
+    "XNOTIFICATION": "notification",
 }
 TENANT, WORKSPACE, CONVERSATION, EXECUTION = "XTENANT", "XWORKSPACE", "XCONVERSATION", "XEXECUTION"
+ENDPOINT, NOTIFICATION = "XENDPOINT", "XNOTIFICATION"
 VERB, DIGEST, PART, REQUEST, SANDBOX, DATABASE = "XVERB", "XDIGEST", "XPART", "XREQUEST", "XSANDBOX", "XDATABASE"
 
 PARAMETERS: Final[dict[str, Json]] = {
@@ -47,6 +50,8 @@ PARAMETERS: Final[dict[str, Json]] = {
     "sandbox": {"description": "Derived from tenant and workspace"},
     "database": {"description": "Drawn when a projection database is made"},
     "shard": {"description": "Shard of the projection, from 0"},
+    "endpoint": {"description": "Name of a webhook endpoint in TETHER_WEBHOOKS_FILE"},
+    "notification": {"description": "Derived from the event and the endpoint"},
 }
 
 
@@ -143,6 +148,7 @@ def consumer_specs() -> list[ConsumerSpec]:
     return [
         *topology.base().consumers,
         topology.projection(TENANT, DATABASE, 0),
+        topology.webhooks(TENANT),
         topology.reader(TENANT, "NAME", everything),
     ]
 

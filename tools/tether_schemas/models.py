@@ -19,6 +19,7 @@ from tether.prompt import ConversationRecord, Prompt, RequestRecord
 from tether.sandbox import Registration, SandboxRecord
 from tether.snapshot import Snapshot
 from tether_agent.requests import SandboxesRequest, StopRequest, WorkspaceRequest
+from tether_backend.core.notices import Notification
 
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 
@@ -37,6 +38,7 @@ MODELS: Final[dict[str, type[BaseModel]]] = {
     "sandbox-record": SandboxRecord,
     "registration": Registration,
     "blob-manifest": Manifest,
+    "notification": Notification,
     "snapshot": Snapshot,
     "execution-state": ExecutionState,
     "conversation-state": ConversationState,

@@ -298,8 +298,8 @@ CHANGED: Final[Sequence[Framed]] = (
 
 
 def stream_text(framed: Sequence[Framed]) -> str:
-    """The frames as an event stream, with a heartbeat after the replay."""
-    parts: list[str] = []
+    """The frames as an event stream, with `retry` at its head and a heartbeat after the replay."""
+    parts = ["retry: 604\n\n"]
     for name, data, at in framed:
         head = ("" if at is None else f"id: {at}\n") + ("" if name == FRAME_EVENT else f"event: {name}\n")
         parts.append(f"{head}data: {json.dumps(json_of(data), separators=(',', ':'))}\n\n")

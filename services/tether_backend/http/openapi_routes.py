@@ -188,6 +188,7 @@ CONVERSATION_ROUTES: Final[Mapping[str, Route]] = {
         "Follow a conversation (SSE)",
         "Every event from a cursor on, then live. Each frame that moves the reader has its cursor as `id:`; after a "
         "break send the last one as `Last-Event-ID` (it wins) or `?cursor=`, and nothing is missed or comes twice.\n\n"
+        "- A `retry:` line says how long an `EventSource` waits before it connects again.\n"
         "- `open` comes first: its id is where the reader stands.\n"
         "- Frames without a name are events; `replay` is true up to the stream's end as of the connect, then comes "
         "`live`.\n"

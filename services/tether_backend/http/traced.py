@@ -1,4 +1,5 @@
-"""Requests in traces: a span per request that was let in, in the trace that its `traceparent` names.
+"""Requests in traces and log lines: whom and what a request is about, and a span for each that was let in, in the trace
+that its `traceparent` names.
 
 A stream (SSE, WebSocket) is told by the span of its opening, which ends when the stream has begun.
 Probes and scrapes are not told.
@@ -6,19 +7,22 @@ Probes and scrapes are not told.
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tether import tracing
+from tether.ids import TOKEN_PATTERN
 
 UNTOLD: Final = frozenset({"/healthz", "/readyz", "/metrics"})
 _STREAM: Final = b"text/event-stream"
 _HEADER: Final = tracing.HEADER.encode()
+_TOKEN: Final = re.compile(TOKEN_PATTERN)
 
 
 class Traced:
-    """An ASGI layer inside the edge: who asks is known here. Without a span's need it costs one look at the headers."""
+    """An ASGI layer inside the edge: who asks is known here."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -28,12 +32,12 @@ class Traced:
             await self._app(scope, receive, send)
             return
         value = next((value for name, value in scope["headers"] if name == _HEADER), None)
-        if value is None and not tracing.is_on():
-            await self._app(scope, receive, send)
-            return
         headers = {} if value is None else {tracing.HEADER: value.decode("latin-1")}
         begun = _Begun(scope, send)
-        with tracing.scope("HTTP request", kind="server", headers=headers, tenant=_tenant(scope)) as span:
+        with (
+            tracing.scope("HTTP request", kind="server", headers=headers) as span,
+            tracing.identified(span, **_identity(scope)),
+        ):
             begun.span = span
             try:
                 await self._app(scope, receive, begun)
@@ -78,6 +82,17 @@ class _Begun:
             self.span.end()
 
 
-def _tenant(scope: Scope) -> str | None:
+def _identity(scope: Scope) -> dict[str, str]:
+    """Tenant and, as far as the path names them, conversation or execution."""
+    found = {}
     principal = scope.get("state", {}).get("principal")
-    return getattr(principal, "tenant", None)
+    if principal is not None:
+        found["tenant"] = principal.tenant
+    match scope["path"].split("/"):
+        case ["", "v1", "conversations", name, *_] if _TOKEN.fullmatch(name):
+            found["conversation"] = name
+        case ["", "v1", "executions", name, *_] if _TOKEN.fullmatch(name):
+            found["execution"] = name
+        case _:
+            pass
+    return found

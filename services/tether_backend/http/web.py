@@ -30,8 +30,8 @@ _TYPES: Final = {
 INDEX: Final = "index.html"
 FILES: Final = frozenset(
     {
-        *("app.js", "asks.js", "composer.js", "conversation.js", "dom.js", "fold.js", "items.js", "lists.js", "markdown.js"),
-        *("model.js", "response.js", "tether.js", "style.css", "favicon.svg"),
+        *("app.js", "asks.js", "composer.js", "conversation.js", "dom.js", "fold.js", "items.js", "lists.js"),
+        *("markdown.js", "model.js", "response.js", "tether.js", "tether-wire.js", "style.css", "favicon.svg"),
     }
 )
 PATHS: Final = frozenset({"/", *(f"/static/{name}" for name in FILES)})
@@ -67,7 +67,7 @@ class File:
 
 @cache
 def load(name: str) -> File:
-    """A file of the list, read once. Raises KeyError for a name that is not in it, OSError where the package lacks it."""
+    """A file of the list, read once. Raises KeyError for a name that is not in it."""
     if name != INDEX and name not in FILES:
         raise KeyError(name)
     data = importlib.resources.files("tether_backend").joinpath("web", name).read_bytes()
@@ -82,11 +82,8 @@ def matches(header: str | None, etag: str) -> bool:
 
 
 def answer(request: Request, name: str) -> Response:
-    """200 with the file, or 304. Raises ProblemError (NOT_FOUND)."""
-    try:
-        file = load(name)
-    except (KeyError, FileNotFoundError):
-        raise ProblemError(problem(Code.NOT_FOUND, "file: the page has none of this name")) from None
+    """200 with the file, or 304."""
+    file = load(name)
     headers = {**_HEADERS, "ETag": file.etag}
     if matches(request.headers.get("if-none-match"), file.etag):
         return Response(status_code=304, headers=headers)
@@ -100,4 +97,6 @@ async def index(request: Request) -> Any:
 
 @router.api_route("/static/{file}", methods=["GET", "HEAD"], include_in_schema=False)
 async def static(file: str, request: Request) -> Any:
+    if file not in FILES:
+        raise ProblemError(problem(Code.NOT_FOUND, "file: the page has none of this name"))
     return answer(request, file)

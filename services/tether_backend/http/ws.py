@@ -10,6 +10,7 @@ What a client sends is not read: the first message closes the connection. The cl
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from typing import Annotated, Any, Final, cast
@@ -34,6 +35,7 @@ from tether_backend.runtime import Deps
 
 router = APIRouter()
 _log = structlog.get_logger("tether.stream")
+_TURN: Final = 64  # messages that are sent before others have their turn
 _REASONS: Final = {
     WsClose.END: "the end that was asked for has come",
     WsClose.STOPPED: "the service stops; connect again from the cursor",
@@ -99,8 +101,10 @@ class _Sink:
 
     async def write(self, data: bytes) -> None:
         try:
-            for line in data.splitlines():
+            for number, line in enumerate(data.splitlines(), start=1):
                 await self._websocket.send_text(line.decode())
+                if number % _TURN == 0:
+                    await asyncio.sleep(0)  # a send waits only for room: many of them would hold the loop
         except WebSocketDisconnect:
             raise ConnectionResetError from None
 

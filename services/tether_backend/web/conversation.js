@@ -229,10 +229,12 @@ export class ConversationView {
   /** Change what lies above: what the reader looks at stays where it is. */
   keepPlace(work) {
     const { log } = this;
-    const fromEnd = log.scrollHeight - log.scrollTop;
+    const top = log.getBoundingClientRect().top;
+    const seen = [...log.querySelectorAll(".item, .message, .notice")].find((node) => node.getBoundingClientRect().bottom > top);
+    const before = seen?.getBoundingClientRect().top;
     this.atEnd = false;
     work();
-    log.scrollTop = log.scrollHeight - fromEnd;
+    if (seen?.isConnected) log.scrollTop += seen.getBoundingClientRect().top - before;
     this.scrolled();
   }
 
@@ -279,9 +281,9 @@ export class ConversationView {
     } catch (error) {
       if (error.status === 401) this.app.signedOut("The token is no longer accepted.");
       const [what, remedy] = explain(error);
-      const again = error.retryable || !error.status;
-      const unknown = error.status === 0 ? "Whether it was taken is not known; sent again it still counts once." : remedy;
-      told = { state: again ? "unknown" : "failed", words: `${what}. ${unknown}` };
+      const inDoubt = !error.status || error.status >= 500;
+      const next = inDoubt ? "Whether it was taken is not known; sent again it still counts once." : remedy;
+      told = { state: inDoubt || error.retryable ? "unknown" : "failed", words: `${what}. ${next}` };
     }
     this.change(() => {
       if (this.model.outbox.has(requestId)) this.model.outbox.set(requestId, { ...message, ...told });

@@ -475,6 +475,10 @@ const HANDLERS = {
   },
 };
 
+const responseOf = (fields) => ({
+  execution: null, agent: null, state: "created", superseded_by: null, error: null, ...fields,
+});
+
 /** The conversation-level events, each identified by `id`, in order of the log. */
 export class ConversationFold {
   constructor() {
@@ -504,13 +508,14 @@ export class ConversationFold {
       this.messages.set(request, { request, content, at, prompt_sequence, into, response: null, author });
     } else if (type === "response.created") {
       const { response, request, execution, agent } = typed(body, SHAPES.created);
-      this.responses.set(response, { response, request, execution, agent, at, state: "created", error: null });
+      this.responses.set(response, responseOf({ response, request, execution, agent, at }));
       const message = this.messages.get(request);
       if (message) message.response = response;
     } else if (type === "response.failed") this.failed(typed(body, SHAPES.failed), at);
     else if (type === "response.superseded") {
-      const known = this.responses.get(typed(body, SHAPES.superseded).response);
-      if (known) known.state = "superseded";
+      const { response, by } = typed(body, SHAPES.superseded);
+      const known = this.responses.get(response);
+      if (known) Object.assign(known, { state: "superseded", superseded_by: by });
     } else if (type === "control.receipt") this.receipts.set(String(body.control ?? "None"), { ...body });
     else if (type === "recovery") this.recoveries.push({ ...body, at });
   }
@@ -520,10 +525,7 @@ export class ConversationFold {
     const id = response ?? `${request}/failed`;
     const known = this.responses.get(id);
     if (known) Object.assign(known, { state: "failed", error });
-    else {
-      const made = { response: id, request, execution: null, agent: null, at, state: "failed", error };
-      this.responses.set(id, made);
-    }
+    else this.responses.set(id, responseOf({ response: id, request, at, state: "failed", error }));
   }
 
   freeze() {

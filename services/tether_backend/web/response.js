@@ -180,7 +180,7 @@ export class ResponseView {
     const error = this.entry.error ?? head.error;
     if (outcome !== null && outcome !== "completed") {
       const [name, remedy] = OUTCOMES[outcome] ?? [outcome, ""];
-      const says = error && (error.detail || error.code.toLowerCase() !== outcome); // more than the outcome itself
+      const says = error && (error.detail || ![outcome, name].includes(error.code.toLowerCase())); // more than the outcome itself
       const told = says ? `: ${[oneLine(error.code, 80), error.detail && oneLine(error.detail, 600)].filter(Boolean).join(" – ")}` : "";
       const next = remedyOf(error?.code) || remedy || (outcome === "failed" ? "Send a message to try again." : "");
       const kind = ["failed", "lost", "never_started"].includes(outcome) ? "end" : "calm";

@@ -17,6 +17,21 @@
  * and is where the next connection begins; what comes again is dropped by identity: (execution, ordinal..last), or id.
  */
 
+import {
+  AGAIN,
+  Backoff,
+  TetherError,
+  errorOf,
+  given,
+  newId,
+  overFetch,
+  overWebSocket,
+  sleep,
+  unreachable,
+} from "./tether-wire.js";
+
+export { SseParser, TetherError } from "./tether-wire.js";
+
 /** @typedef {{id: string, type: string, at: number, body: object, execution?: string, ordinal?: number, last?: number,
  *   generation?: number, replay: boolean}} TetherEvent  `id` only of a conversation's event */
 /** @typedef {{conversation: string, cursor: string | null, messages: object[], responses: object[], failures: object[],
@@ -42,84 +57,9 @@
 const HEARTBEAT_MS = 10_000; // unless the server tells another
 const SILENT_HEARTBEATS = 2.5; // without any for so long, a connection is dead
 const ANSWER_MS = 25_000; // the server's own waits (10 s at most), and what it does around them
-const OPEN_MS = 15_000; // until the first frame of a connection
 const PATIENCE_MS = 10_000; // a request in doubt is repeated for so long
 const SEND_PATIENCE_MS = 30_000;
-const BACKOFF_MIN_MS = 100;
-const BACKOFF_MAX_MS = 10_000;
-const ASKED_MAX_MS = 60_000; // what a server may ask us to wait
 const IDS_MAX = 4096; // conversation events remembered by id
-const FRAME_CHARS_MAX = 16 * 1024 * 1024; // a snapshot holds a page of history
-const AGAIN = new Set([0, 502, 503, 504]); // statuses (0: no answer) that say nothing of the effect
-const CLOSE_NORMAL = 1000;
-
-/** What went wrong, as the server's problem document says, or as no answer says it. */
-export class TetherError extends Error {
-  /** @param {{code: string, detail: string, title?: string, status?: number, retryable?: boolean,
-   *   retry_after_s?: number, fields?: {field: string, remedy: string}[], context?: object}} problem */
-  constructor(problem) {
-    super(`${problem.code}: ${problem.detail}`);
-    this.name = "TetherError";
-    this.code = problem.code;
-    this.detail = problem.detail;
-    this.title = problem.title ?? "";
-    this.status = problem.status ?? 0;
-    this.retryable = problem.retryable ?? false;
-    this.retryAfterS = problem.retry_after_s ?? null;
-    this.fields = problem.fields ?? [];
-    this.context = problem.context ?? {};
-  }
-}
-
-const BY_STATUS = { 401: "UNAUTHENTICATED", 403: "FORBIDDEN", 404: "NOT_FOUND", 409: "REQUEST_CONFLICT" };
-
-function unreachable(detail) {
-  return new TetherError({ code: "RUNTIME_UNAVAILABLE", detail, status: 0, retryable: true });
-}
-
-async function errorOf(response) {
-  try {
-    const problem = await response.json();
-    if (typeof problem.code === "string" && typeof problem.detail === "string") return new TetherError(problem);
-  } catch {
-    // a proxy's page: the status alone is known
-  }
-  const status = response.status;
-  const code = BY_STATUS[status] ?? (status >= 500 ? "RUNTIME_UNAVAILABLE" : "INVALID");
-  const detail = `the server answered ${status} without a problem document`;
-  return new TetherError({ code, detail, status, retryable: AGAIN.has(status) });
-}
-
-/** A new id: `crypto.randomUUID` is missing where a page is not served over HTTPS or from loopback. */
-function newId(prefix) {
-  const bytes = crypto.getRandomValues(new Uint8Array(12));
-  return `${prefix}_${Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("")}`;
-}
-
-class Backoff {
-  failures = 0;
-
-  /** Milliseconds to wait: doubling, bounded, with jitter; never less than the server asked for. */
-  next(askedS) {
-    const base = Math.min(BACKOFF_MIN_MS * 2 ** this.failures, BACKOFF_MAX_MS);
-    this.failures = Math.min(this.failures + 1, 16);
-    const wait = base * (0.5 + Math.random() / 2);
-    return askedS ? Math.max(wait, Math.min(askedS * 1000, ASKED_MAX_MS) * (1 + Math.random() / 4)) : wait;
-  }
-
-  reset() {
-    this.failures = 0;
-  }
-}
-
-function sleep(ms) {
-  return new Promise((resolve) => setTimeout(resolve, ms));
-}
-
-/** Only what has a value. */
-function given(values) {
-  return Object.fromEntries(Object.entries(values).filter(([, value]) => value !== undefined && value !== null));
-}
 
 /** One server's API. Calls reject with `TetherError`; a call in doubt is repeated under the same id, so it is done once. */
 export class TetherClient {
@@ -559,153 +499,4 @@ function report(call) {
 function emptyHistory(conversation) {
   return { conversation, cursor: null, messages: [], responses: [], failures: [], executions: [], items: [],
     interactions: [], gaps: [], usage: [] };
-}
-
-function streamPath(conversation, end) {
-  return `/v1/conversations/${encodeURIComponent(conversation)}/${end}`;
-}
-
-// --- transports: `over` settles once the connection is; `close` makes it so ---
-
-/** Server-sent events over `fetch`: it sends the token as a header and sees heartbeats and statuses, which EventSource
- * does not. */
-function overFetch(client, conversation, cursor, until, { heard, frame }) {
-  const abort = new AbortController();
-  const late = setTimeout(() => abort.abort(), OPEN_MS);
-  const run = async () => {
-    try {
-      const headers = given({ Accept: "text/event-stream", "Last-Event-ID": cursor });
-      const response = await client.fetch(client.url(streamPath(conversation, "events"), { until }), {
-        headers,
-        signal: abort.signal,
-      });
-      clearTimeout(late);
-      heard();
-      if (response.status === 204) {
-        frame({ name: "end", data: null, id: null });
-        return null;
-      }
-      if (!response.ok) return await errorOf(response);
-      if (!(response.headers.get("Content-Type") ?? "").startsWith("text/event-stream")) {
-        return new TetherError({ code: "RUNTIME_UNAVAILABLE", detail: "no event stream is served there", status: 500 });
-      }
-      const parser = new SseParser(frame);
-      const reader = response.body.getReader();
-      for (;;) {
-        const { done, value } = await reader.read();
-        if (done) return null;
-        heard();
-        parser.feed(value);
-      }
-    } catch (error) {
-      if (abort.signal.aborted) return unreachable("the connection was silent");
-      return error instanceof TetherError ? error : unreachable(`the stream broke off (${error.message})`);
-    } finally {
-      clearTimeout(late);
-      abort.abort(); // releases a stream that is left early
-    }
-  };
-  return { over: run(), close: () => abort.abort() };
-}
-
-/** One text message per frame. A WebSocket sends no header, so it is opened by a ticket, a new one each time. */
-function overWebSocket(client, conversation, cursor, until, { heard, frame }) {
-  let socket = null;
-  let closed = false;
-  let settle;
-  const over = new Promise((resolve) => (settle = resolve));
-  const close = (why = unreachable("the connection was silent")) => {
-    closed = true;
-    clearTimeout(late);
-    if (socket !== null) {
-      socket.onopen = socket.onmessage = socket.onclose = socket.onerror = null;
-      socket.close();
-    }
-    settle(why);
-  };
-  const late = setTimeout(close, OPEN_MS);
-  const run = async () => {
-    const { ticket } = await client.ticket(conversation);
-    if (closed) return;
-    heard();
-    const url = client.url(streamPath(conversation, "ws"), { ticket, cursor, until });
-    url.protocol = url.protocol === "https:" ? "wss:" : "ws:";
-    socket = new WebSocket(url);
-    socket.onopen = () => clearTimeout(late);
-    socket.onmessage = ({ data }) => {
-      heard();
-      let parsed;
-      try {
-        parsed = JSON.parse(data);
-      } catch {
-        close(unreachable("a frame that is no JSON"));
-        return;
-      }
-      frame({ name: parsed.frame, data: parsed.data, id: parsed.id });
-    };
-    socket.onclose = ({ code, reason }) => {
-      close(code === CLOSE_NORMAL ? null : unreachable(`the connection was closed (${code}${reason && ` ${reason}`})`));
-    };
-  };
-  run().catch((error) => close(error instanceof TetherError ? error : unreachable(String(error))));
-  return { over, close: () => close() };
-}
-
-/** Bytes in, frames out, as the standard has it; chunks may cut anywhere. */
-export class SseParser {
-  #decoder = new TextDecoder("utf-8", { fatal: true });
-  #pieces = []; // of the line that is not complete
-  #afterCr = "";
-  #name = "";
-  #data = [];
-  #id = null;
-  #size = 0; // characters since the last frame
-  #frame;
-
-  /** @param {(frame: {name: string, data: any, id: string | null}) => void} frame  a heartbeat is a frame `hb` */
-  constructor(frame) {
-    this.#frame = frame;
-  }
-
-  /** Throws where it is no event stream (any more). @param {Uint8Array} chunk */
-  feed(chunk) {
-    let text = this.#afterCr + this.#decoder.decode(chunk, { stream: true });
-    this.#afterCr = text.endsWith("\r") ? "\r" : ""; // a newline may follow it
-    if (this.#afterCr) text = text.slice(0, -1);
-    let start = 0;
-    for (const end of text.matchAll(/\r\n|\n|\r/g)) {
-      this.#pieces.push(text.slice(start, end.index));
-      const line = this.#pieces.join("");
-      this.#pieces = [];
-      start = end.index + end[0].length;
-      this.#line(line);
-    }
-    const rest = text.slice(start);
-    this.#size += rest.length;
-    if (rest) this.#pieces.push(rest);
-    if (this.#size > FRAME_CHARS_MAX) throw new RangeError("a frame is too long");
-  }
-
-  #line(line) {
-    if (line === "") {
-      this.#dispatch();
-      return;
-    }
-    const colon = line.indexOf(":");
-    if (colon === 0) {
-      if (line.slice(1).trim() === "hb") this.#frame({ name: "hb", data: {}, id: null });
-      return;
-    }
-    const field = colon < 0 ? line : line.slice(0, colon);
-    const value = colon < 0 ? "" : line.slice(colon + (line[colon + 1] === " " ? 2 : 1));
-    if (field === "data") this.#data.push(value);
-    else if (field === "event") this.#name = value;
-    else if (field === "id" && !value.includes("\0")) this.#id = value;
-  }
-
-  #dispatch() {
-    const [name, data, id] = [this.#name || "message", this.#data, this.#id];
-    [this.#name, this.#data, this.#id, this.#size] = ["", [], null, 0];
-    if (data.length > 0) this.#frame({ name, data: JSON.parse(data.join("\n")), id });
-  }
 }

@@ -103,7 +103,7 @@ def test_the_command_line_holds_neither_the_prompt_nor_a_secret() -> None:
 
 def test_every_permission_mode_that_a_prompt_may_name_has_its_policy_and_another_is_refused_by_name() -> None:
     for mode in ("default", "acceptEdits", "plan", "dontAsk", "bypassPermissions"):
-        AgentSpec(kind="codex", permission_mode=mode)  # type: ignore[arg-type]
+        AgentSpec(kind="codex", permission_mode=mode)
         assert CODEX.argv(replace(launch(), permission_mode=mode), ["codex"])
     assert CODEX.initial(launch())["start"] == {
         "cwd": "/sandbox/ws",

@@ -169,7 +169,7 @@ def same_when_cut(start: Launch, kind: str, inputs: Sequence[i.Input], cuts: set
 
 
 @given(st.data())
-@settings(deadline=None, max_examples=8000)
+@settings(deadline=None, max_examples=60)
 @pytest.mark.parametrize("kind", sorted(ADAPTERS))
 def test_l2_the_same_inputs_make_the_same_events_and_wants_wherever_it_was_cut(kind: str, data: st.DataObject) -> None:
     inputs = data.draw(runs(kind))
@@ -184,7 +184,7 @@ def test_l2_a_recording_cut_before_every_record_makes_the_same_events(number: in
 
 
 @given(st.data())
-@settings(deadline=None, max_examples=800)
+@settings(deadline=None, max_examples=80)
 @pytest.mark.parametrize("kind", sorted(ADAPTERS))
 def test_no_input_breaks_the_machine_and_its_log_keeps_the_rules(kind: str, data: st.DataObject) -> None:
     rig = Rig(kind)

@@ -7,9 +7,9 @@
 Versions are in `pins.toml`; they are installed below `$XDG_CACHE_HOME/tether/compare/`, outside the clone. A contender
 that is not installed is left out and named.
 
-tether            CLI → keeper → collector → JetStream → backend → SSE. Durable, resumable, the CLI outlives every service.
-sandbox-agent     rivet's server: agent process → HTTP server → SSE. It runs this comparison's own ACP agent, in the place
-                  of its mock agent's launcher.
+tether            CLI → keeper → collector → JetStream → backend → SSE.
+sandbox-agent     rivet's server: agent process → HTTP server → SSE. It runs this comparison's own ACP agent, by a
+                  launcher in the place of its mock agent's.
 durable-streams   the read side alone: a client appends by HTTP, one event a request as they come; readers by SSE. The
                   Node reference server with its file store, which syncs each append to disk.
 redis-streams     the read side alone: `XADD`, readers by blocking `XREAD`; append-only file, synced each second.
@@ -31,7 +31,7 @@ reconnect_1000_ms, reconnect_1000_kb, reconnect_20000_ms, reconnect_20000_kb
     kept then: until it has the last one, and what came over the wire. `lost` where it cannot be told what is missing.
 kill:<what>
     50 events a second for 4 s. After 1.5 s <what> is killed by SIGKILL; what does not come back by itself is started
-    again at once. The reader connects anew with its position until it has the last event. Events that it never got, that
-    it got twice, and the longest time without one. A writer of durable-streams or redis-streams repeats an append whose
-    answer it did not get.
+    again at once. The reader connects anew with its position until it has the last event. Events that it never got,
+    that it got twice, and the longest time without one. A writer of durable-streams or redis-streams repeats an append
+    whose answer it did not get.
 """

@@ -6,8 +6,10 @@ import argparse
 import asyncio
 import contextlib
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -66,35 +68,41 @@ def compare(rig: Rig, names: Sequence[str]) -> Compared:
             up.append(contender)
             compared.results[contender.name] = Results()
             compared.versions[contender.name] = contender.version
-        number = 1 if rig.short else 3
-        seconds = 1.0 if rig.short else 3.0
-        for _ in range(number):
-            for contender in up:
-                into = compared.results[contender.name]
-                for executions in (1, 20):
-                    _attempt(
-                        rig,
-                        compared,
-                        contender,
-                        lambda c=contender, n=executions, i=into: rounds.latency(rig, c, n, seconds, i),  # type: ignore[misc]
-                    )
-                _attempt(rig, compared, contender, lambda c=contender, i=into: rounds.flood_and_reconnect(rig, c, i))  # type: ignore[misc]
-        for _ in range(number):
-            for contender in up:
-                for what in contender.kills:
-                    into = compared.results[contender.name]
-                    _attempt(rig, compared, contender, lambda c=contender, w=what, i=into: rounds.kill(rig, c, w, i))  # type: ignore[misc]
+        _measure(rig, up, compared)
     return compared
 
 
-def _attempt(rig: Rig, compared: Compared, contender: Contender, work: Callable[[], None]) -> None:
+def _measure(rig: Rig, up: Sequence[Contender], compared: Compared) -> None:
+    """Every contender in turn, in each round."""
+    seconds = 1.0 if rig.short else 3.0
+    number = 1 if rig.short else 3
+    for _ in range(number):
+        for contender in up:
+            into = compared.results[contender.name]
+            work = partial(rounds.latency, rig, contender, 1, seconds, into)
+            _attempt(rig, compared, contender, "latency x1", work)
+            work = partial(rounds.latency, rig, contender, 20, seconds, into)
+            _attempt(rig, compared, contender, "latency x20", work)
+            work = partial(rounds.flood_and_reconnect, rig, contender, into)
+            _attempt(rig, compared, contender, "flood, reconnect", work)
+    for _ in range(number):
+        for contender in up:
+            for what in contender.kills:
+                work = partial(rounds.kill, rig, contender, what, compared.results[contender.name])
+                _attempt(rig, compared, contender, f"kill {what}", work)
+
+
+def _attempt(rig: Rig, compared: Compared, contender: Contender, what: str, work: Callable[[], None]) -> None:
     if rig.stopping.is_set():
         return
+    begun_s = time.monotonic()
     try:
         work()
     except (BenchError, TetherError, OSError, KeyError) as error:
-        rig.say(f"{contender.name}: {error or type(error).__name__}")
-        compared.missing.append(f"{contender.name}: {error or type(error).__name__}")
+        compared.missing.append(f"{contender.name}, {what}: {error or type(error).__name__}")
+        rig.say(compared.missing[-1])
+        return
+    rig.say(f"{contender.name}, {what}: {time.monotonic() - begun_s:.1f} s")
 
 
 def _install(names: Sequence[str]) -> int:

@@ -1,4 +1,4 @@
-"""A small ACP agent over stdio: a prompt's text is a plan (`writing`), each token one `agent_message_chunk`."""
+"""A small ACP agent over stdio: a prompt's text is a plan (`writing`), each token one `agent_message_chunk`. It ends with its turn."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ def main() -> int:
                 plan = json.loads(request["params"]["prompt"][0]["text"])
                 perform(plan, lambda token: _print(chunk("bench", token)))
                 answer(request, {"stopReason": "end_turn"})
+                return 0
             case _ if "id" in request:
                 answer(request, {})
     return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -58,7 +59,8 @@ def latency(rig: Rig, contender: Contender, executions: int, seconds: float, res
         recordings = [stream.follow(tap, None) for stream in streams]
         wanted: list[str] = []
         for number in range(len(segments)):
-            wanted = [stream.go(number) for stream in streams][0]
+            for stream in streams:
+                wanted = stream.go(number)
             for recording in recordings:
                 _until(rig, recording, wanted[-1], 30.0)
         for stream, recording in zip(streams, recordings, strict=True):
@@ -174,7 +176,7 @@ def kill(rig: Rig, contender: Contender, what: str, results: Results) -> None:
             rig.pause(_RETRY_S)
         written = set(stream.written())
     arrivals_s = sorted(follower.arrivals_s)
-    gaps_s = [later - earlier for earlier, later in zip(arrivals_s, arrivals_s[1:], strict=False)]
+    gaps_s = [later - earlier for earlier, later in itertools.pairwise(arrivals_s)]
     name = f"kill {what}"
     results.add(f"{name}: lost", len(tokens) - len(follower.times))
     results.add(f"{name}: repeated", sum(count - 1 for count in follower.times.values()))

@@ -43,7 +43,7 @@ def _padded(row: Sequence[str], widths: Sequence[int]) -> list[str]:
 def document(
     results: Mapping[str, Results], versions: Mapping[str, str], missing: Sequence[str], environment: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """`contenders`: name → metric → {value, rounds, note}. `missing`: not installed or not measured, with the reason."""
+    """`contenders`: name → metric → {value, rounds, note}. `missing`: not installed or not measured, and why."""
     return {
         "environment": dict(environment),
         "missing": list(missing),

@@ -328,7 +328,7 @@ class Acp:
         was_running = prompts[:1] == [control]
         prompts.remove(control)
         ended = self._verdict(state, message)
-        cut = ended.outcome != "completed"
+        cut = ended.outcome == "interrupted" or message.error is not None
         drafts = [*updates.settle_tools(state, None), *updates.complete(state, partial=cut)]
         if not prompts:
             drafts += updates.end_tools(state, "the turn ended")
@@ -379,7 +379,7 @@ class Acp:
             stopped = _STOPPED.get(reason, stopped)
         outcome, detail = stopped
         if model_failed and outcome == "completed":
-            return b.TurnEnded("failed", MODEL_ERROR, lines.detail_of(state["last_text"]) or "the model request failed")
+            return b.TurnEnded("failed", MODEL_ERROR, updates.last_text(state) or "the model request failed")
         return b.TurnEnded(outcome, str(reason) if outcome == "failed" else None, detail)
 
     def _error(self, state: State, error: rpc.Failure) -> b.TurnEnded:

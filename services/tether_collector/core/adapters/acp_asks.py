@@ -38,6 +38,10 @@ _TRUE, _FALSE = ("true", "yes", "on"), ("false", "no", "off")
 
 def read(profile: Profile, state: State, request: rpc.Request) -> b.Reading:
     """A request of the agent: asked of a human, or refused by name."""
+    asked = request.method in ("session/request_permission", "elicitation/create")
+    if asked and state["cancels"]:  # it was asked while the interrupt was on its way
+        result = CANCELLED if request.method == "session/request_permission" else {"action": "cancel"}
+        return b.Reading((), (reply(state, DIALECT.result(request.id, result)),))
     if request.method == "session/request_permission":
         drafts = _permission(profile, state, request)
     elif request.method == "elicitation/create":

@@ -141,6 +141,7 @@ PROFILES: Final[dict[str, Profile]] = {
     # @qwen-code/qwen-code 0.24.4
     "qwen": Profile(
         arguments=("--acp",),
+        env={"QWEN_HOME": "{home}"},
         modes={"": "default", "acceptEdits": "auto-edit", "bypassPermissions": "yolo"},
         has_forms=False,
         answers_beside_outcome=True,
@@ -148,6 +149,7 @@ PROFILES: Final[dict[str, Profile]] = {
     # @google/gemini-cli 0.61.0: most of its sessions are not found again
     "gemini": Profile(
         arguments=("--acp",),
+        env={"GEMINI_CLI_HOME": "{home}"},
         modes={"": "default", "acceptEdits": "autoEdit", "bypassPermissions": "yolo"},
         has_forms=False,
         resumes=False,

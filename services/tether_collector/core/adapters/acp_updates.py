@@ -147,6 +147,12 @@ def complete(
     return _proven(state, drafts)
 
 
+def last_text(state: State) -> str | None:
+    """What was said last, for people."""
+    open_ = ["".join(entry["parts"]) for entry in state["segments"].values() if entry["kind"] == seg.TEXT]
+    return lines.detail_of(open_[-1] if open_ else state["last_text"]) or None
+
+
 def _proven(state: State, drafts: list[Draft]) -> list[Draft]:
     """The first completed item of a session shows that it can be resumed."""
     if drafts and state["can_resume"] and state["bound"] is not None and not state["resumable"]:
