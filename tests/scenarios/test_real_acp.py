@@ -86,7 +86,7 @@ async def test_a_text_streams_and_the_next_prompt_goes_on_in_the_same_native_ses
         sessions = {body["native_session"] for body in talk.bodies(ev.SESSION_BOUND)}
         assert len(sessions) == 1
         assert talk.bodies(ev.EXECUTION_STARTED)[1]["resumed_from"] in sessions
-        seen = json.dumps(rig.model_requests(denied)[0]["body"])
+        seen = json.dumps([request["body"] for request in rig.model_requests(denied)])
         assert "[[slow:20,20]]" in seen, "the model sees what was asked before"
         assert "tok19" in seen, "and what it said"
         state = await rig.client.state(talk.execution())

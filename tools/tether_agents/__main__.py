@@ -1,6 +1,7 @@
 """`python -m tether_agents install|find [all|NAME…] [--agents-dir DIR]`.
 
-Prints one line for each; a failed install ends it. Exit codes: 0 done, 1 failed, 2 wrong usage, 3 npm or its registry cannot be reached.
+Prints one line for each; a failed install ends it. Exit codes: 0 done, 1 failed, 2 wrong usage, 3 npm or its registry
+cannot be reached.
 """
 
 from __future__ import annotations

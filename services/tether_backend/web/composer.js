@@ -77,7 +77,7 @@ export class Composer {
     const content = this.text.value;
     if (!content.trim()) return;
     if (this.agent.value && !this.agent.checkValidity()) {
-      setText(this.error, "Agent: lower-case letters, digits and : . _ - only, such as claude or scripted.");
+      setText(this.error, "Agent: lower-case letters, digits and : . _ - only, such as claude, codex or scripted.");
       this.agent.focus();
       return;
     }

@@ -1,4 +1,4 @@
-"""A small ACP agent over stdio: a prompt's text is a plan (`writing`), each token one `agent_message_chunk`. It ends with its turn."""
+"""A small ACP agent over stdio: a prompt is a plan (`writing`), each token one chunk. It ends with its turn."""
 
 from __future__ import annotations
 

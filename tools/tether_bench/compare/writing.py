@@ -10,6 +10,7 @@ new connection, until it is answered.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -76,10 +77,13 @@ class Appender:
                 self._answer(self._socket)
                 return
             except OSError:
-                if self._socket is not None:
-                    self._socket.close()
-                self._socket = None
+                self.close()
                 time.sleep(_RETRY_S)
+
+    def close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+        self._socket = None
 
     def _request(self, body: bytes) -> bytes:
         if self._plan["kind"] == "redis":
@@ -106,7 +110,8 @@ def redis_command(*words: bytes) -> bytes:
 
 def main(arguments: list[str]) -> int:
     plan = json.loads(arguments[0])
-    perform(plan, Appender(plan).append)
+    with contextlib.closing(Appender(plan)) as appender:
+        perform(plan, appender.append)
     return 0
 
 

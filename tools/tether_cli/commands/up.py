@@ -114,6 +114,7 @@ def announce(up: SetState, output: Output) -> None:
     output.value(up.public())
     output.say(f"tether is up: {up.http_url}")
     output.say(f"  token file  {up.token_file}")
+    output.say(f"  page        {up.http_url}/ (`tether page --sign-in` shows a link that signs in)")
     output.say(f"  NATS        {up.nats_url} (user {up.nats_user}; `tether nats-context` sets up the nats CLI)")
     output.say(f"  data        {up.data}")
     where = state.data_option(up.data)
