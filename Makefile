@@ -40,9 +40,11 @@ layers: $(STAMP)
 
 schemas: $(STAMP) ## fails where schemas, OpenAPI, AsyncAPI or reference in docs/ differ from the code
 	@$(BIN)/python -m tether_schemas --check docs
+	@$(BIN)/python -m tether_metrics --check docs/metrics.md
 
 generate: $(STAMP) ## writes schemas, OpenAPI, AsyncAPI and reference in docs/ anew
 	@$(BIN)/python -m tether_schemas docs
+	@$(BIN)/python -m tether_metrics docs/metrics.md
 
 requirements: $(STAMP) ## every requirement is covered by a test that exists, or named as open
 	@$(BIN)/python -m tether_requirements tests/requirements.toml
@@ -53,8 +55,8 @@ bench: $(STAMP) ## measures, prints a table, writes reports/bench.json
 chaos: $(STAMP) ## kills and freezes every service under load, judged by the oracle; CHAOS_ARGS="--seed N --rounds K --seconds S"
 	@$(BIN)/python -m tether_chaos $(CHAOS_ARGS)
 
-agents: $(STAMP) ## installs the pinned agent CLIs from npm into a cache outside the clone
-	@$(BIN)/python -m tether_agents install claude
+agents: $(STAMP) ## installs the pinned agent CLIs from npm into a cache outside the clone; AGENTS="claude codex"
+	@$(BIN)/python -m tether_agents install $(AGENTS)
 
 lock: ## after a change of dependencies
 	uv lock

@@ -407,8 +407,8 @@ class StreamEnd(_Out):
 
 
 class StreamTicket(_Out):
-    """201 of `POST /v1/conversations/{c}/tickets`. `ticket` opens this conversation's `events` and `ws` as whom the token
-    named, until `expires_at` (unix milliseconds), and nothing else. A stream that is open stays open after it."""
+    """201 of `POST /v1/conversations/{c}/tickets`. `ticket` opens this conversation's `events` and `ws` as whom the
+    token named, until `expires_at` (unix milliseconds), and nothing else. An open stream stays open after it."""
 
     ticket: str
     expires_at: int
