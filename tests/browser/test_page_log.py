@@ -199,6 +199,27 @@ async def test_an_interjection_and_a_takeover_are_told_and_a_failed_request_says
         await page.wait_for_selector("text=Send the message again in a moment.")
 
 
+async def test_an_answer_without_a_reply_is_told_as_unknown_with_a_way_to_ask_again(
+    page: Page, bus: NatsBus, tenant: str, tmp_path: Path
+) -> None:
+    async with backend(bus, tenant, tmp_path) as (running, log):
+        await log.prompt("q1", "r1", "e1")
+        ask = {"interaction": "i", "kind": "approval", "name": "Bash", "input": {"command": "rm \u202etxt"}}
+        await log.frame("e1", [log.started("e1"), event(2, ev.INTERACTION_REQUESTED, ask)])
+        await log.own("e1")
+        await running.projected("c1", "e1", 2)
+        await open_c1(page, running)
+        assert "rm \\u202etxt" in await page.inner_text(".ask pre"), "what turns text around is shown as its code"
+        await page.click(".ask >> text=Allow >> nth=0")  # nobody is there to take it
+        await page.wait_for_selector(".ask .status >> text=No reply in time: it may have been taken or not.")
+        assert await page.locator(".ask button:enabled >> text=Deny").count() == 1, "the form stays"
+        await page.click("text=Ask what became of it")
+        receipt = {"control": "x", "verb": "answer", "status": "settled", "interaction": "i"}
+        resolved = {"interaction": "i", "outcome": "answered"}
+        await log.frame("e1", [event(3, ev.CONTROL_RECEIPT, receipt), event(4, ev.INTERACTION_RESOLVED, resolved)])
+        await page.wait_for_selector(".ask h4 >> text=Allowed: Bash")
+
+
 async def test_new_text_is_told_to_a_screen_reader_once_and_replayed_text_is_not(
     page: Page, bus: NatsBus, tenant: str, tmp_path: Path
 ) -> None:

@@ -235,6 +235,15 @@ def test_a_failed_prompt_tells_what_failed(error: Any, code: str, status: int | 
     assert [body.get("http_status") for body in talk.rig.bodies(ev.MODEL_REQUEST)] == ([status] if status else [])
 
 
+@pytest.mark.parametrize(
+    ("name", "code"), [("APIError", "model_error"), ("ProviderAuthError", "model_auth"), ("Other", "agent_error")]
+)
+def test_a_failure_that_opencode_gives_a_name_is_told_by_it(name: str, code: str) -> None:
+    talk = ready("acp:opencode")
+    talk.answer("session/prompt", error={"code": -32603, "message": "Internal error", "data": {"errorName": name}})
+    assert talk.rig.body(ev.RESPONSE_ENDED)["error"]["code"] == code
+
+
 def test_a_failure_that_codex_tells_beside_the_protocol_is_one() -> None:
     talk = ready("acp:codex", None, modes("read-only", current="read-only"))
     talk.chunk("unexpected status 400 Bad Request")

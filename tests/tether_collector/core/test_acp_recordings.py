@@ -43,8 +43,9 @@ def test_every_recorded_stdout_line_is_mapped_or_ignored_by_name_or_answers_noth
     rig = replayed(path)
     unknown = [body["why"] for body in rig.bodies(ev.RAW) if body["stream"] == "stdout"]
     assert unknown == ["a response to nothing that was asked"] * UNKNOWN.get(path.stem, 0)
-    lines = [row["line"] for row in read_recording(path) if row["ch"] == "stderr"]
-    assert [body["preview"] for body in rig.bodies(ev.RAW) if body["stream"] == "stderr"] == lines
+    said = [row["line"] for row in read_recording(path) if row["ch"] == "stderr"]
+    told = [line for line in said if not line.startswith(("[session/", "[idle-compaction]"))]
+    assert [body["preview"] for body in rig.bodies(ev.RAW) if body["stream"] == "stderr"] == told
 
 
 @pytest.mark.parametrize("path", RECORDINGS, ids=NAMES)
@@ -206,7 +207,7 @@ def lines(draw: st.DrawFn) -> list[bytes]:
 
 
 @given(st.data())
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=40)
 @pytest.mark.parametrize("kind", ["acp:claude", "acp:codex", "acp:opencode", "acp:qwen", "acp:another"])
 def test_no_line_breaks_the_adapter_and_a_cut_changes_nothing(kind: str, data: st.DataObject) -> None:
     rig = Rig(kind)

@@ -29,7 +29,7 @@ from tether_collector.core.adapters import acp_asks as asks
 from tether_collector.core.adapters import acp_updates as updates
 from tether_collector.core.adapters import base as b
 from tether_collector.core.adapters import jsonrpc as rpc
-from tether_collector.core.adapters.acp_rules import Profile, Refusal, member_of, profile_of
+from tether_collector.core.adapters.acp_rules import MODEL_AUTH, MODEL_ERROR, Profile, Refusal, member_of, profile_of
 from tether_collector.core.inputs import Draft, OutputLine
 
 State = dict[str, Any]
@@ -37,8 +37,6 @@ State = dict[str, Any]
 OPENING: Final = "opening:initialize"
 PROTOCOL_VERSION: Final = 1
 AGENT_ERROR: Final = "agent_error"
-MODEL_AUTH: Final = "model_auth"
-MODEL_ERROR: Final = "model_error"
 UNSUPPORTED: Final = "agent_unsupported"
 _AUTH_REQUIRED: Final = -32000
 _HTTP_STATUS: Final = re.compile(r"\b(?:api|http|status|error|code)\b[^0-9\n]{0,16}\b([45]\d\d)\b", re.IGNORECASE)
@@ -164,7 +162,8 @@ class Acp:
 
     def on_line(self, state: State, line: OutputLine) -> b.Reading:
         if line.stream == "stderr":
-            return b.Reading((lines.raw(line, "stderr"),))
+            is_chatter = line.data.startswith(tuple(start.encode() for start in self.profile.chatter))
+            return _NOTHING if is_chatter else b.Reading((lines.raw(line, "stderr"),))
         parsed = lines.parse(line)
         message = parsed if isinstance(parsed, str) else rpc.classify(parsed)
         if isinstance(message, str):
@@ -386,9 +385,10 @@ class Acp:
         text = _explained(error)
         found = _HTTP_STATUS.search(text)
         status = error.code if 400 <= error.code <= 599 else int(found.group(1)) if found else 0
-        if error.code == _AUTH_REQUIRED or status in (401, 403):
+        named = self.profile.error_names.get(str(member_of(error.data, ("errorName",))))
+        if error.code == _AUTH_REQUIRED or status in (401, 403) or named == MODEL_AUTH:
             return b.TurnEnded("failed", MODEL_AUTH, f"{b.refused_key(state['start']['key_source'])}: {text}")
-        return b.TurnEnded("failed", MODEL_ERROR if status else AGENT_ERROR, text)
+        return b.TurnEnded("failed", MODEL_ERROR if status else named or AGENT_ERROR, text)
 
     def _failed(self, state: State, error: rpc.Failure) -> b.Reading:
         """The handshake failed: there is no turn."""

@@ -15,6 +15,8 @@ from typing import Any, Final
 PREFIX: Final = "acp:"
 INTERNAL_ERROR: Final = -32603
 RESOURCE_NOT_FOUND: Final = -32002
+MODEL_AUTH: Final = "model_auth"
+MODEL_ERROR: Final = "model_error"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +50,15 @@ class Profile:
     resumes: bool = True
     not_found: Sequence[Refusal] = (Refusal(RESOURCE_NOT_FOUND),)
     busy: Sequence[Refusal] = ()
+    # `data.errorName` of a failed prompt → what it was, where no HTTP status says so.
+    error_names: Mapping[str, str] = field(default_factory=dict)
     # Members of an update's `_meta`, as a path, whose value means that the turn's model request has failed, though the
     # turn ends with end_turn.
     failed_meta: tuple[tuple[str, ...], str] | None = None
     # Members of an update's `_meta` that list what the agent waits for, and the word for "an approval".
     waiting_meta: tuple[tuple[str, ...], str] | None = None
+    # How lines of stderr begin that say how the agent itself fares, at every start: they are no events.
+    chatter: tuple[str, ...] = ()
     # A command that was cancelled says so in its output alone, as if it had ended well.
     aborted_text: str | None = None
     # A cancelled turn leaves its commands running: the session is closed as well, which ends them.
@@ -75,6 +81,7 @@ PROFILES: Final[dict[str, Profile]] = {
     "claude": Profile(
         env={**_NO_TELEMETRY, "CLAUDE_CODE_EAGER_FLUSH": "1", "CLAUDE_CONFIG_DIR": "{home}"},
         modes={"": "default"},  # it starts in `auto`, where the model judges
+        chatter=("[session/", "[idle-compaction]"),
         free_text_suffix="_custom",
         takes_prompts_while_running=True,
     ),
@@ -131,6 +138,7 @@ PROFILES: Final[dict[str, Profile]] = {
         },
         has_forms=False,
         takes_prompts_while_running=True,
+        error_names={"APIError": MODEL_ERROR, "ProviderAuthError": MODEL_AUTH},
         aborted_text="User aborted the command",
         not_found=(
             Refusal(RESOURCE_NOT_FOUND),
