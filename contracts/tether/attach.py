@@ -77,11 +77,12 @@ class Overflowed:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotRead:
-    """Answer to `AskSnapshot`; None where nobody can give one."""
+    """Answer to `AskSnapshot`; None where nobody can give one, and `why` then."""
 
     token: int
     execution: str
     snapshot: Snapshot | None
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,12 +172,13 @@ class DeliverSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class DeliverGap:
-    """Ordinals `first..last` are not to be had. Told once."""
+    """Ordinals `first..last` are not to be had. Told once. `detail`: why no snapshot has them either."""
 
     address: EventAddress
     first: int
     last: int
     reason: GapReason
+    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +249,7 @@ class Attach:
     _hole: _Hole | None = None
     _ended: set[str] = field(default_factory=set)
     _searched: set[str] = field(default_factory=set)
-    _snapshot_used: set[str] = field(default_factory=set)
+    _snapshot_used: dict[str, str] = field(default_factory=dict)  # by execution: why there was none
     _caught_up: bool = False
     _from_cursor: bool = False
 
@@ -474,7 +476,7 @@ class Attach:
             return self._read()
         if hole.address.execution in self._snapshot_used:
             return self._give_up(hole)
-        self._snapshot_used.add(hole.address.execution)
+        self._snapshot_used[hole.address.execution] = ""
         self._phase = _Phase.SNAPSHOT
         return [AskSnapshot(self.token, hole.address)]
 
@@ -483,6 +485,7 @@ class Attach:
         if self._phase is not _Phase.SNAPSHOT or hole is None or hole.address.execution != event.execution:
             return []
         if event.snapshot is None or event.snapshot.watermark.ordinal < hole.expected:
+            self._snapshot_used[event.execution] = event.why
             return self._give_up(hole)
         self._hole = None
         self.applied[event.execution] = event.snapshot.watermark.ordinal
@@ -491,4 +494,5 @@ class Attach:
     def _give_up(self, hole: _Hole) -> list[AttachEffect]:
         self._hole = None
         self.applied[hole.address.execution] = hole.first - 1
-        return [DeliverGap(hole.address, hole.expected, hole.first - 1, "retention_gap"), *self._read()]
+        why = self._snapshot_used.get(hole.address.execution, "")
+        return [DeliverGap(hole.address, hole.expected, hole.first - 1, "retention_gap", why), *self._read()]

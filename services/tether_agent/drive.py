@@ -25,6 +25,7 @@ import structlog
 from tether import subjects, tracing
 from tether.control import Authority, ControlReply, ControlRequest, StartCommand, decode_command
 from tether.errors import BusError, InvalidError, NoReplyError
+from tether.failpoints import failpoint, failpoint_of
 from tether.ids import sandbox_id
 from tether.limits import ACK_WAIT_S, CONTROL_REPLY_S
 from tether.ports import Bus, Job
@@ -111,10 +112,12 @@ class Driver:
         finally:
             extending.cancel()
             await asyncio.gather(extending, return_exceptions=True)
+        failpoint_of("agent.command", settled, Effect)
         with contextlib.suppress(BusError):  # an ack that is lost means another delivery, which finds what was done
             match settled:
                 case Settle():
                     await job.ack()
+                    failpoint("agent.command.acked")
                 case Later(delay_s):
                     await job.nak(delay_s)
                 case _:
@@ -125,7 +128,9 @@ class Driver:
         state, effect = begin(command, deliveries)
         with metrics.command_seconds.time():
             while not isinstance(effect, Settle | Later):
-                state, effect = step(state, await self._perform(command, effect))
+                seen = await self._perform(command, effect)
+                failpoint_of("agent.command", effect, Effect)
+                state, effect = step(state, seen)
         if isinstance(effect, Settle):
             _log.info("command_settled", result=effect.result, detail=effect.detail)
         else:

@@ -29,6 +29,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from tether import subjects, topology
 from tether.errors import BusError, InvalidError, UnreadableRecordError
+from tether.failpoints import under
 from tether.kv import Bucket, Conflict, Entry
 from tether.limits import MIB
 from tether.ports import Bus, Job, StoredMessage
@@ -50,10 +51,7 @@ SHARD: Final = 0  # one per tenant, so far
 
 # Told after each step: tests crash there.
 Step = Callable[[str], None]
-
-
-def _nothing(_: str) -> None:
-    return None
+_failpoint: Final[Step] = under("backend.projection")
 
 
 class Superseded(Exception):  # noqa: N818 - an outcome
@@ -63,7 +61,7 @@ class Superseded(Exception):  # noqa: N818 - an outcome
 class Projector:
     """See the module. `bound` while its database is proven and a consumer is followed, by this or another process."""
 
-    def __init__(self, bus: Bus, database: Database, tenant: str, metrics: Metrics, *, step: Step = _nothing) -> None:
+    def __init__(self, bus: Bus, database: Database, tenant: str, metrics: Metrics, *, step: Step = _failpoint) -> None:
         self.tenant = tenant
         self.durable = subjects.projection_durable(database.id, SHARD)
         self.stream = subjects.events_stream(tenant)
@@ -157,6 +155,7 @@ class Projector:
         consumer = topology.projection(self.tenant, self._database.id, SHARD)
         await self._bus.ensure(topology.Topology(streams=(), consumers=(consumer,)))
         self._reached = await self._catch_up()
+        self._step("caught_up")
         self.bound.set()
         _log.info("projection_bound", tenant=self.tenant, durable=self.durable, number=number)
 

@@ -36,7 +36,7 @@ from tether.kv import Bucket
 from tether.owner import OwnerRecord
 from tether.ports import Bus
 from tether.sandbox import ExecutionSummary
-from tether.snapshot import Snapshot, take
+from tether.snapshot import Snapshot, Watermark, take
 from tether.subjects import EventAddress
 from tether_collector import claim as claiming
 from tether_collector import metrics, trace
@@ -44,6 +44,7 @@ from tether_collector.blobs import BlobStore, externalise
 from tether_collector.config import CollectorSettings
 from tether_collector.core.execution import Execution
 from tether_collector.core.inputs import Want
+from tether_collector.core.review import End
 from tether_collector.hands import Hands
 from tether_collector.journal import Control, Journal, Start
 from tether_collector.keeper_link import KeeperRefusedError, LinkLost
@@ -79,10 +80,13 @@ def now_ms() -> int:
 
 
 class ExecutionShell:
-    """See the module. `run` is its task; everything else is asked by others meanwhile."""
+    """See the module. `run` is its task; everything else is asked by others meanwhile.
 
-    def __init__(self, around: Surroundings, start: Start) -> None:
+    `restoring`: the execution has ended, and the log lost what it had: the same is told again, from the spool alone."""
+
+    def __init__(self, around: Surroundings, start: Start, *, restoring: bool = False) -> None:
         self.start = start
+        self._restoring = restoring
         self.target: ExecutionTarget = start.target
         self.ended = False
         self._around = around
@@ -184,9 +188,12 @@ class ExecutionShell:
 
     async def _run(self) -> None:
         try:
-            if self.start.phase == "journaled" and not await self._claim():
+            if self._restoring:
+                self._process.gone = True
+            elif self.start.phase == "journaled" and not await self._claim():
                 return
-            await self._raise_process()
+            else:
+                await self._raise_process()
             await self._live()
         finally:
             self._process.close()
@@ -224,6 +231,7 @@ class ExecutionShell:
     async def _raise_process(self) -> None:
         """A keeper that lives is adopted, one that was never started is launched, one that is gone stays gone."""
         alive = await self._process.adopt()
+        self._around.step("adopted" if alive else "nobody_adopted")
         same_boot = self.start.target.boot == self._around.settings.boot
         if not alive and not self._process.spawned and self.start.phase != "spawned" and same_boot:
             spec = launch_spec(self._around.settings, self.start)
@@ -243,13 +251,18 @@ class ExecutionShell:
     async def _live(self) -> None:
         base = await self._read_base()
         if base is not None:
+            self._around.step("base_read")
             self._rebuild(base)
+            self._around.step("rebuilt")
             if base.terminal:
                 self._replay_ended()
             else:
                 await self._tell()
         if self._fenced is not None:
             self._log.error("execution_fenced", reason=self._fenced)
+            if self._restoring:
+                self._around.journal.forget_end(self.start.execution)
+                return
             await self._process.abandon()
             self._close_controls()
             self._close_journal(now_ms())
@@ -282,7 +295,7 @@ class ExecutionShell:
         """Where the log stands; None where this writer is fenced."""
         message = await claiming.last_message(self._around.bus, self._address)
         if message is None:
-            if await self.still_ours():
+            if self._restoring or await self.still_ours():
                 return Base(0, Position(record=0, index=0))
             self._fenced = "the subject is empty and the conversation has another owner"
             return None
@@ -346,11 +359,13 @@ class ExecutionShell:
             small, blob = externalise(event)
             if blob is not None:
                 await self._around.blobs.put(blob)
+                self._around.step("blob_stored")
             ready.append((small, position))
         if self._rebase is not None:
             return True  # asked for while a blob was stored: what was read belongs to the old reading
         if ready:
             self._writer.offer(ready, progress.size_bytes)
+            self._around.step("offered")
         if progress.moved:
             self._bytes_since_state += progress.size_bytes
             await self._maybe_rotate(pipeline)
@@ -479,6 +494,8 @@ class ExecutionShell:
         await self._append_note("gap", {"reason": gap.reason, "from": gap.first, "to": gap.last})
 
     async def still_ours(self) -> bool:
+        if self._restoring:
+            return False  # it is purged while it is put back
         key = subjects.owner_key(self._address.tenant, self._address.workspace, self._address.conversation)
         while True:
             try:
@@ -531,6 +548,7 @@ class ExecutionShell:
         if at_least and status == "delivered" and entry.status != "accepted":
             return
         self._around.journal.set_receipt(control, status, why)
+        self._around.step("receipt_journaled")
         self._controls[control] = Control(
             entry.control, entry.execution, entry.verb, entry.digest, entry.payload, status, why, entry.at
         )
@@ -550,8 +568,10 @@ class ExecutionShell:
             write_final(self._around.settings.state_dir, snapshot, at)
         self._around.step("final_written")
         self._close_controls()
-        self._close_journal(at)
+        self._close_journal(at, pipeline.watermark())
+        self._around.step("end_journaled")
         await self._process.dismiss()
+        self._around.step("keeper_dismissed")
         self._log.info("execution_ended", outcome=state.outcome, ordinals=pipeline.fold.applied)
 
     def _close_controls(self) -> None:
@@ -562,9 +582,11 @@ class ExecutionShell:
                 settled = entry.verb in ("stop", "start")
                 self._set_receipt(entry.control, "settled" if settled else "rejected", None if settled else gone)
 
-    def _close_journal(self, at: int) -> None:
+    def _close_journal(self, at: int, told: Watermark | None = None) -> None:
+        """`told`: where its own end is stored."""
         self.target = self.summary().target
         self.ended = True
-        self._around.journal.set_ended(self.start.execution, at, self.summary())
+        end = None if told is None else End(self.start.execution, told.ordinal, told.sequence, at)
+        self._around.journal.set_ended(self.start.execution, at, self.summary(), end)
         self._receipts_moved.set()
         self._around.changed()

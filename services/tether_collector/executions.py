@@ -38,6 +38,7 @@ class Executions:
         self._living: dict[str, ExecutionShell] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._ended: list[ExecutionSummary] | None = None
+        self._restoring: set[str] = set()
 
     def recover(self) -> int:
         """Go on with everything whose end is not in the log; how many these are."""
@@ -64,6 +65,16 @@ class Executions:
             self.around.changed()
             if not self._living:
                 gc.collect()  # nobody waits now, and the system gets back what a flood held
+
+    async def put_back(self, start: Start) -> None:
+        """Tell an ended execution again, as far as the log has lost it."""
+        self._restoring.add(start.execution)
+        try:
+            await ExecutionShell(self.around, start, restoring=True).run()
+            metrics.recoveries.inc()
+        finally:
+            self._restoring.discard(start.execution)
+            self._ended = None
 
     def living(self) -> Iterator[ExecutionShell]:
         return iter(list(self._living.values()))
@@ -109,7 +120,7 @@ class Executions:
         """The task that deletes what is beyond its retention or over a quota."""
         state_dir = self.around.settings.state_dir
         while True:
-            known = self.around.journal.ended_at()
+            known = {name: at for name, at in self.around.journal.ended_at().items() if name not in self._restoring}
             sizes = await asyncio.to_thread(_sizes, state_dir, list(known))
             metrics.spool_bytes.set(sum(sizes.values()) + await asyncio.to_thread(self._living_bytes))
             gone = to_forget([Ended(name, at, sizes[name]) for name, at in known.items()], now_ms())

@@ -4,6 +4,7 @@
                  here was never spawned by this volume's collectors and never will be
     controls     one row per control that was accepted: its payload's digest, and the receipt as it stands
     tokens       the highest authority token seen per conversation and kind; lower ones are refused
+    ends         where in the log each end was stored, as long as it is looked after (see `review.py`)
 
 Every write is one transaction with `synchronous=FULL`: it is on the medium when the call returns (some 0.5 ms; it is
 made on the loop's thread on purpose, so that nothing can come between a decision and its record). Ended rows are
@@ -25,6 +26,7 @@ from tether.errors import Problem
 from tether.events import ReceiptStatus
 from tether.ids import ExecutionTarget
 from tether.sandbox import ExecutionSummary
+from tether_collector.core.review import End
 
 SCHEMA_VERSION: Final = 1
 Phase = Literal["journaled", "claimed", "spawned", "ended"]
@@ -42,6 +44,9 @@ CREATE TABLE IF NOT EXISTS controls (
 CREATE INDEX IF NOT EXISTS controls_execution ON controls (execution);
 CREATE TABLE IF NOT EXISTS tokens (
     conversation TEXT NOT NULL, kind TEXT NOT NULL, token INTEGER NOT NULL, PRIMARY KEY (conversation, kind)
+) STRICT;
+CREATE TABLE IF NOT EXISTS ends (
+    execution TEXT PRIMARY KEY, ordinal INTEGER NOT NULL, sequence INTEGER NOT NULL, at INTEGER NOT NULL
 ) STRICT;
 """
 
@@ -179,14 +184,30 @@ class Journal:
         with self._transaction() as db:
             db.execute("UPDATE executions SET phase=? WHERE execution=?", (phase, execution))
 
-    def set_ended(self, execution: str, at: int, summary: ExecutionSummary | None) -> None:
+    def set_ended(self, execution: str, at: int, summary: ExecutionSummary | None, end: End | None = None) -> None:
         """`at` (unix ms) is the end's own time. `summary` is what discovery says from now on; None for a start that
-        was refused: it never was an execution."""
+        was refused: it never was an execution. `end`: where its own end is stored, to be looked after."""
         with self._transaction() as db:
+            if end is not None:
+                db.execute(
+                    "INSERT INTO ends VALUES (?,?,?,?) ON CONFLICT DO UPDATE SET ordinal=excluded.ordinal, "
+                    "sequence=excluded.sequence",
+                    (execution, end.ordinal, end.sequence, end.at),
+                )
             db.execute(
                 "UPDATE executions SET phase='ended', ended_at=?, summary=? WHERE execution=?",
                 (at, None if summary is None else summary.model_dump_json(), execution),
             )
+
+    def ends(self) -> list[End]:
+        """The ends that are looked after, the latest first."""
+        rows = self._db.execute("SELECT execution, ordinal, sequence, at FROM ends ORDER BY at DESC").fetchall()
+        return [End(*row) for row in rows]
+
+    def forget_end(self, execution: str) -> None:
+        """Nothing looks after this end any more: it was deleted from the log on purpose."""
+        with self._transaction() as db:
+            db.execute("DELETE FROM ends WHERE execution=?", (execution,))
 
     # --- controls ---
 
@@ -243,6 +264,7 @@ class Journal:
         with self._transaction() as db:
             for name in executions:
                 db.execute("DELETE FROM controls WHERE execution=?", (name,))
+                db.execute("DELETE FROM ends WHERE execution=?", (name,))
                 db.execute("DELETE FROM executions WHERE execution=? AND phase='ended'", (name,))
 
 

@@ -25,6 +25,7 @@ from tether.errors import (
     WrongLastSequenceError,
 )
 from tether.events import Event
+from tether.failpoints import failpoint
 from tether.frame_writer import (
     Acked,
     Fenced,
@@ -206,6 +207,7 @@ class LogWriter:
             await asyncio.sleep(send.after_s * random.uniform(0.8, 1.2))
             self._report()
         sent_s = self._now()
+        failpoint("collector.frame.cut")
         try:
             ack = await self._bus.publish(
                 self._address.subject,
@@ -229,6 +231,7 @@ class LogWriter:
             structlog.get_logger("tether.collector").error("log_denied", error=str(error))
             metrics.publish_failures.labels("denied").inc()
             return Unavailable()
+        failpoint("collector.frame.stored")
         metrics.stored(len(send.data), self._now() - sent_s)
         return Acked(ack.sequence, ack.duplicate)
 

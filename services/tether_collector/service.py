@@ -22,6 +22,7 @@ from typing import Final
 import structlog
 
 from tether.bus import connect_service
+from tether.failpoints import under
 from tether.limits import SHUTDOWN_BUDGET_S
 from tether.ports import Bus
 from tether.service import ready
@@ -33,6 +34,7 @@ from tether_collector.executions import Executions
 from tether_collector.journal import Journal
 from tether_collector.process import prepare
 from tether_collector.registration import Registrar
+from tether_collector.review import Reviewer
 from tether_collector.starting import Starter
 
 LOCK_WAIT_S: Final = SHUTDOWN_BUDGET_S + 2.0  # a predecessor that is stopping holds it for so long
@@ -40,6 +42,7 @@ LOCK_LOOK_S: Final = 0.05
 CONNECT_WAIT_S: Final = 10.0
 
 Step = Callable[[str], None]
+_failpoint: Final[Step] = under("collector")
 
 
 class WorkspaceInUseError(Exception):
@@ -65,7 +68,7 @@ async def workspace_lock(state_dir: Path) -> AsyncIterator[None]:
         os.close(descriptor)
 
 
-async def run_collector(settings: CollectorSettings, stop: asyncio.Event, *, step: Step = lambda _name: None) -> None:
+async def run_collector(settings: CollectorSettings, stop: asyncio.Event, *, step: Step = _failpoint) -> None:
     """Until `stop`. Raises WorkspaceInUseError, JournalError, BusError (credentials refused)."""
     instance = f"ins_{secrets.token_hex(8)}"
     structlog.contextvars.bind_contextvars(
@@ -116,6 +119,7 @@ async def serve(
             chores = [
                 group.create_task(registrar.run(), name="registration"),
                 group.create_task(executions.housekeeping(), name="housekeeping"),
+                group.create_task(Reviewer(bus, journal, executions.put_back).run(), name="review"),
             ]
             ready(settings, workspace=settings.workspace, boot=settings.boot, instance=instance, recovered=recovered)
             await stop.wait()

@@ -14,6 +14,7 @@ import structlog
 from tether import subjects, tracing
 from tether.control import ControlReply, ControlRequest
 from tether.errors import BusError, Code, InvalidError, NoReplyError, UndecidedError
+from tether.failpoints import failpoint_of
 from tether.ids import ExecutionTarget
 from tether.kv import Conflict
 from tether.limits import CONTROL_REPLY_S, EXECUTION_TOKEN_CONVERSATION
@@ -67,6 +68,7 @@ class Admitter:
                     return Verdict(effect, state)
                 try:
                     event = await self._perform(state, effect)
+                    failpoint_of("router.admission", effect, Effect)
                 except (BusError, InvalidError, Conflict) as error:
                     # Conflict: a write of the bucket that this port raced, told nowhere else.
                     _log.warning("admission_step_failed", step=state.phase, error=str(error))

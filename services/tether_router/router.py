@@ -24,6 +24,7 @@ import structlog
 
 from tether import subjects, tracing
 from tether.errors import BusError
+from tether.failpoints import failpoint, failpoint_of
 from tether.ids import new_id
 from tether.limits import ACK_WAIT_S, NAK_DELAY_MAX_S, NAK_DELAY_MIN_S, SHUTDOWN_BUDGET_S
 from tether.ports import Bus, Job
@@ -157,9 +158,11 @@ class Router:
             stored_at_ns=message.stored_at_ns,
             actor=f"{self._instance}-{self._delivered}",
         )
+        failpoint_of("router.admission", verdict.end, Ack | Wait)
         execution = verdict.state.execution
         if isinstance(verdict.end, Ack):
             confirmed = await job.ack(confirm=True)
+            failpoint("router.prompt.acked")
             code = verdict.state.failure.code.value if verdict.state.failure is not None else None
             outcome = verdict.end.outcome
             _log.info("prompt_settled", outcome=outcome, code=code, confirmed=confirmed, execution=execution)

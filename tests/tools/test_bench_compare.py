@@ -9,15 +9,16 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from tether_bench.compare import table
-from tether_bench.compare.__main__ import NAMES, main
+from tether_bench.compare.__main__ import main
 from tether_bench.compare.contender import SseSteps
 from tether_bench.compare.install import InstallError, Pin, install, pins
-from tether_bench.compare.others import _offset_of, _whole_answer
+from tether_bench.compare.others import OTHERS, _offset_of, _whole_answer
 from tether_bench.compare.rounds import Results
 from tether_bench.compare.writing import Appender, event, perform, read_truth, redis_command
 from tether_bench.tap import Recording
@@ -33,16 +34,16 @@ def _plan(folder: Path, *counts: int) -> dict[str, object]:
 
 
 def test_tokens_are_numbered_through_all_segments_and_noted_before_they_are_written(tmp_path: Path) -> None:
-    written: list[str] = []
-    plan = _plan(tmp_path, 2, 1)
+    written: list[list[str]] = []
+    plan = _plan(tmp_path, 3, 1)
 
-    def write(token: str) -> None:
-        assert token in read_truth(tmp_path / "truth")
-        written.append(token)
+    def write(tokens: Sequence[str]) -> None:
+        assert set(tokens) <= set(read_truth(tmp_path / "truth"))
+        written.append(list(tokens))
 
-    perform(plan, write)
-    assert written == ["e000001", "e000002", "e000003"]
-    assert list(read_truth(tmp_path / "truth")) == written
+    perform(plan, write, 2)
+    assert written == [["e000001", "e000002"], ["e000003"], ["e000004"]]
+    assert list(read_truth(tmp_path / "truth")) == ["e000001", "e000002", "e000003", "e000004"]
 
 
 def test_an_append_that_got_no_answer_is_sent_again_over_a_new_connection() -> None:
@@ -62,7 +63,7 @@ def test_an_append_that_got_no_answer_is_sent_again_over_a_new_connection() -> N
         serving.start()
         plan = {"kind": "http", "host": "127.0.0.1", "port": listener.getsockname()[1], "name": "/v1/stream/x"}
         with contextlib.closing(Appender(plan)) as appender:
-            appender.append("e000001")
+            appender.append(["e000001"])
         serving.join()
     assert got[0] == got[1]
     assert got[0].startswith(b"POST /v1/stream/x HTTP/1.1\r\n")
@@ -133,7 +134,7 @@ def test_the_table_has_a_contender_a_column_and_says_what_a_value_hides() -> Non
 
 def test_every_contender_is_pinned_to_one_exact_version() -> None:
     found = pins()
-    assert set(found) == set(NAMES) - {"tether", "pipe"}
+    assert set(found) == {pin for pin, _ in OTHERS.values()}
     for pin in found.values():
         assert all(re.search(r"(@|==)\d+\.\d+\.\d+(\.\d+)?$", package) for package in pin.packages)
 

@@ -31,7 +31,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from tether import subjects
+from tether import failpoints, subjects
 from tether.bus import connect
 from tether.errors import BusError
 from tether.processes import identify
@@ -40,7 +40,7 @@ from tether_cli import agents_config, nats_server, state
 from tether_cli.output import CliError, Exit
 from tether_cli.processes import end
 from tether_cli.state import Paths, SetState
-from tether_cli.supervise import Child, ChildSpec, LogMode, LogSink, inherited, ready_by_file
+from tether_cli.supervise import BACK_OFF_MAX_S, Child, ChildSpec, LogMode, LogSink, inherited, ready_by_file
 
 SANDBOXES_STOP_S: Final = 60.0
 LEFTOVER_TERM_S: Final = 15.0
@@ -57,7 +57,9 @@ _SERVICES: Final = {"router": "tether_router", "agent": "tether_agent", "backend
 
 @dataclass(frozen=True, slots=True)
 class SetOptions:
-    """`data`: the data directory. `http_port` 0: a free one. `agents_file`: the user's own (see `agents_config`)."""
+    """`data`: the data directory. `http_port` 0: a free one. `agents_file`: the user's own (see `agents_config`).
+    `back_off_max_s`: the longest pause before a child that crashes again and again is started anew. `test_environment`:
+    variables `TETHER_TEST_…` for the services."""
 
     data: Path
     tenant: str = "default"
@@ -67,6 +69,8 @@ class SetOptions:
     log: LogMode = "console"
     log_level: str = "info"
     ephemeral: bool = False
+    back_off_max_s: float = BACK_OFF_MAX_S
+    test_environment: tuple[tuple[str, str], ...] = ()
 
 
 class ServiceSet:
@@ -118,9 +122,7 @@ class ServiceSet:
         agents_config.write(self.paths.agents_file, found)
         passwords = nats_server.passwords(self.paths)
         token = self._http_token()
-        server = nats_server.EmbeddedServer(self.paths, passwords)
-        server.prepare()
-        await self._run(self._nats_spec(server))
+        server = await self._start_bus(passwords)
         specs = [self._service_spec(name, server, passwords) for name in _SERVICES]
         try:
             async with asyncio.TaskGroup() as group:
@@ -144,8 +146,15 @@ class ServiceSet:
         )
         self._note_children()
 
+    async def _start_bus(self, passwords: dict[str, Path]) -> nats_server.EmbeddedServer:
+        server = nats_server.EmbeddedServer(self.paths, passwords)
+        server.prepare()
+        await self._run(self._nats_spec(server))
+        return server
+
     async def _run(self, spec: ChildSpec) -> None:
-        child = self._children[spec.name] = Child(spec, self._sink)
+        child = Child(spec, self._sink, back_off_max_s=self.options.back_off_max_s)
+        self._children[spec.name] = child
         await child.start()
         self._keepers.append(asyncio.create_task(child.keep(), name=f"keep-{spec.name}"))
 
@@ -194,6 +203,8 @@ class ServiceSet:
             "TETHER_LOG_LEVEL": self.options.log_level,
             "TETHER_READY_FILE": str(ready_file),
             **{key: os.environ[key] for key in _TELEMETRY if key in os.environ},
+            **failpoints.inherited(os.environ),
+            **dict(self.options.test_environment),
             **self._own_settings(name, passwords),
         }
 

@@ -101,8 +101,9 @@ class _LogFile:
 class Child:
     """One child. `keep` is run in a task of the set's; everything else is called by the set."""
 
-    def __init__(self, spec: ChildSpec, sink: LogSink) -> None:
+    def __init__(self, spec: ChildSpec, sink: LogSink, *, back_off_max_s: float = BACK_OFF_MAX_S) -> None:
         self.spec = spec
+        self._back_off_max_s = back_off_max_s
         self.identity: ProcessId | None = None
         self._sink = sink
         self._process: asyncio.subprocess.Process | None = None
@@ -152,7 +153,7 @@ class Child:
             if self._stopping:
                 return
             in_a_row = 1 if loop.time() - started_s > STABLE_S else in_a_row + 1
-            pause_s = min(BACK_OFF_MAX_S, BACK_OFF_MIN_S * float(2 ** min(in_a_row - 1, 10)))
+            pause_s = min(self._back_off_max_s, BACK_OFF_MIN_S * float(2 ** min(in_a_row - 1, 10)))
             self._sink.say("child_ended", name=self.spec.name, exit=code, restart_in_s=pause_s)
             if code == EX_CONFIG:
                 raise self._failure("refuses its configuration")

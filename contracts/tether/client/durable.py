@@ -36,6 +36,7 @@ from tether.errors import (
     problem,
 )
 from tether.events import ConversationEvent
+from tether.failpoints import failpoint
 from tether.frames import Frame, decode
 from tether.ids import check_token
 from tether.limits import SILENCE_PROBE_S
@@ -107,6 +108,7 @@ class DurableFollower:
         """From a realignment until the connection, the stream or the consumer is another one."""
         epoch = self._bus.epoch
         changed, delivered = await self._realign()
+        failpoint("attach.durable_aligned")
         if changed is not None:
             yield changed
         async with aclosing(self._between(delivered + 1)) as batches:
@@ -131,7 +133,9 @@ class DurableFollower:
                 async with aclosing(self._take(job.message)) as items:
                     async for item in items:
                         yield item
+                failpoint("attach.durable_given")
                 await job.ack()
+                failpoint("attach.durable_acked")
         finally:
             if pending is not None:
                 pending.cancel()

@@ -40,8 +40,10 @@ from tether.errors import (
     problem,
 )
 from tether.events import ConversationEvent
+from tether.failpoints import failpoint
 from tether.ports import Bus, LiveMessage, LiveSubscription, StoredMessage
 from tether.snapshot import Snapshot
+from tether.snapshots import Absent
 from tether.subjects import EventAddress
 
 _log = structlog.get_logger("tether.client")
@@ -50,7 +52,8 @@ IDS_MAX: Final = 4096  # conversation events remembered by id
 VERIFY_AFTER: Final = 2000  # live copies without a silence, before the log is asked anyway
 _LOOK_S: Final = 0.2  # between looks whether the connection is back, while pausing
 
-SnapshotSource = Callable[[EventAddress], Awaitable[Snapshot | None]]
+# What the log no longer has, from whoever has it (`tether.snapshots`); None and Absent: nobody.
+SnapshotSource = Callable[[EventAddress], Awaitable[Snapshot | Absent | None]]
 
 
 class _AttachAgain(Exception):  # noqa: N818 - no fault: this attach is over, and nothing needs to be waited for
@@ -225,6 +228,7 @@ class Follower:
             effect.last,
             effect.reason,
             self._where.encode(self._cursor),
+            effect.detail,
         )
 
     def changed(self) -> PositionChanged:
@@ -301,6 +305,7 @@ class _Round:
                     self._where.live, buffer_bytes_max=self._owner._buffer_bytes_max
                 )
                 await self._bus.barrier()
+                failpoint("attach.subscribed")
                 return self._apply(at.Barriered(token))
             case at.AskEnd():
                 return self._apply(await self._end(effect))
@@ -309,11 +314,14 @@ class _Round:
             case at.Probe():
                 return await self._probe(effect)
             case at.AskSnapshot():
-                snapshot = await self._owner._snapshots(effect.address)
-                return self._apply(at.SnapshotRead(token, effect.address.execution, snapshot))
+                found = await self._owner._snapshots(effect.address)
+                failpoint("attach.snapshot_read")
+                snapshot, why = (None, found.detail) if isinstance(found, Absent) else (found, "")
+                return self._apply(at.SnapshotRead(token, effect.address.execution, snapshot, why))
             case _Verified():
                 self._owner.verified(effect.cursor)
                 self._unverified = 0
+                failpoint("attach.verified")
                 return []
             case at.Deliver() | at.DeliverSnapshot() | at.DeliverGap() | at.PositionChanged() | at.CaughtUp():
                 return []
@@ -334,10 +342,12 @@ class _Round:
             at_cursor = await self._bus.at(self._where.stream, effect.cursor_sequence)
         if at_cursor is not None:
             self._saw(at_cursor)
+        failpoint("attach.end_known")
         return at.EndKnown(effect.token, state.last_sequence, at_cursor)
 
     async def _read(self, effect: at.Read) -> Sequence[AttachEffect | _Verified]:
         batch = await self._bus.read(self._where.stream, effect.after, self._where.events)
+        failpoint("attach.batch_read")
         if batch:
             self._saw(batch[-1])
         effects = self._apply(at.BatchRead(effect.token, effect.round, batch))
@@ -350,6 +360,7 @@ class _Round:
         where = self._where
         subject = where.events if effect.execution is None else where.address(effect.execution).subject
         more = await self._bus.next_after(where.stream, effect.after, subject) is not None
+        failpoint("attach.probed")
         self._probes = max(0, self._probes - 1) if effect.round < 0 else self._probes
         effects = self._apply(at.Probed(effect.token, effect.round, effect.after, more))
         if effect.round < 0 and not more and self._probes == 0 and self._machine.live and not effects:

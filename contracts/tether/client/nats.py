@@ -51,6 +51,7 @@ from tether.ids import check_token, default_workspace
 from tether.limits import ADMISSION_WAIT_S, WAITING_PROMPTS_MAX
 from tether.ports import Bus
 from tether.prompt import Prompt, invalid
+from tether.snapshots import Absence, Absent
 from tether.subjects import EventAddress
 from tether.submission import Admitted, Publish, Refuse, Wait, decide
 
@@ -207,7 +208,7 @@ class NatsTransport:
         if options.durable is not None:
             items = DurableFollower(records.bus, where, options.durable, cursor, patience_s=options.patience_s).run()
         else:
-            items = Follower(records.bus, where, cursor, records.live_snapshot, patience_s=options.patience_s).run()
+            items = Follower(records.bus, where, cursor, records.beyond_log, patience_s=options.patience_s).run()
         try:
             async for item in items:
                 yield item
@@ -396,7 +397,9 @@ class NatsTransport:
         records = await self._records()
         address = await self._address(records, execution)
         found = await records.snapshot(address)
-        if found is None:
+        if isinstance(found, Absent):
+            if found.why is Absence.CAPABILITY_MISSING:
+                raise ProblemError(problem(Code.CAPABILITY_MISSING, found.detail))
             raise ProblemError(
                 problem(Code.TARGET_UNKNOWN, "nothing of the execution is logged yet", retry_after_s=1.0)
             )

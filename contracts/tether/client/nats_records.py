@@ -4,24 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from pydantic import ValidationError
-
 from tether import subjects
 from tether.asking import ask_collector
-from tether.blobs import snapshot_of
 from tether.control import ControlReply, ControlRequest
 from tether.control_lease import USER_VERBS, ControlLeases
 from tether.cursor import Cursor, tag_of
 from tether.errors import InvalidError
-from tether.fold import Applied, ConversationFold, ExecutionFold, ExecutionState
+from tether.fold import Applied, ConversationFold, ExecutionFold
 from tether.frames import Frame, decode
-from tether.ids import ExecutionTarget, new_id
+from tether.ids import ExecutionTarget
 from tether.kv import Bucket
 from tether.owner import OwnerRecord
 from tether.ports import Bus
 from tether.prompt import ConversationRecord, RequestRecord
-from tether.sandbox import CAN_SNAPSHOT, Registration, SandboxRecord
+from tether.sandbox import Registration, SandboxRecord
 from tether.snapshot import Snapshot, Watermark, take
+from tether.snapshots import Absence, Absent, Found, Snapshots, target_of
 from tether.subjects import EventAddress
 
 
@@ -121,18 +119,10 @@ class Records:
             return await self._leases.ask(request)
         return await ask_collector(self.bus, self.tenant, workspace, request)
 
-    async def live_snapshot(self, address: EventAddress) -> Snapshot | None:
-        """The collector's, where the execution lives and its collector can; an older peer is not asked."""
-        target = await self.target(address)
-        if target is None:
-            return None
-        key = subjects.registration_key(target.tenant, target.workspace, target.sandbox)
-        registration = await Bucket(self.bus, subjects.SANDBOXES).record(key, Registration)
-        if registration is None or CAN_SNAPSHOT not in registration.capabilities:
-            return None
-        request = ControlRequest(control=new_id("ctl"), verb="snapshot", target=target)
-        reply = await self.control(request, target.workspace)
-        return await snapshot_of(self.bus, target.tenant, target.workspace, reply.result)
+    async def beyond_log(self, address: EventAddress) -> Snapshot | Absent:
+        """What the log no longer has, from the collector: of the living execution, or the final one."""
+        found = await Snapshots(self.bus, self.tenant).beyond_log(address)
+        return found.snapshot if isinstance(found, Found) else found
 
     # --- the log, folded ---
 
@@ -162,34 +152,18 @@ class Records:
             if await self.bus.next_after(self.stream, log.sequence, filter_subject) is None:
                 return log  # the leader says so: a follower may lag
 
-    async def snapshot(self, address: EventAddress) -> tuple[str, Snapshot] | None:
-        """(source, snapshot): the collector's, else the fold of the log; None where nothing is logged."""
-        live = await self.live_snapshot(address)
-        if live is not None:
-            return "collector", live
+    async def snapshot(self, address: EventAddress) -> tuple[str, Snapshot] | Absent:
+        """(source, snapshot): the collector's of a living execution, else the fold of the log, or the collector's final
+        one. What not even that has is a gap in the fold of what the log still holds."""
+        found = await Snapshots(self.bus, self.tenant).get(address)
+        if isinstance(found, Found):
+            return found.source, found.snapshot
         log = await self.fold(address.subject)
         fold = log.folds.get(address.execution)
-        if fold is None:
-            return None
+        if fold is None or found.why is Absence.CAPABILITY_MISSING:
+            return found
         state = fold.freeze()
-        target = await self.target(address) or logged_target(state, address)
+        target = await self.target(address) or target_of(state, address)
         mark = Watermark(ordinal=state.applied, sequence=log.sequence, tag=tag_of(log.stored_at_ns))
         at = state.ended_at or state.response_ended_at or log.stored_at_ns // 1_000_000
         return "log", take(target, state, mark, captured_at=at)
-
-
-def logged_target(state: ExecutionState, address: EventAddress) -> ExecutionTarget:
-    """The target that the execution's first event names; where that is gone, what its address says."""
-    try:
-        return ExecutionTarget.model_validate(state.target or {})
-    except ValidationError:
-        return ExecutionTarget(
-            tenant=address.tenant,
-            workspace=address.workspace,
-            conversation=address.conversation,
-            response="unknown",
-            response_generation=0,
-            execution=address.execution,
-            execution_generation=0,
-            sandbox="unknown",
-        )

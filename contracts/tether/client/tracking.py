@@ -13,6 +13,7 @@ from tether import events as ev
 from tether.client.items import ConversationItem, ExecutionItem, GapItem, Item, SnapshotItem
 from tether.events import Event
 from tether.fold import Applied, ExecutionFold, ExecutionState
+from tether.merge import merge
 
 
 @dataclass(slots=True)
@@ -97,5 +98,6 @@ class ResponseTracker:
         if state is None or state.applied < self.fold.applied:
             return
         self.seen = True
+        state = merge(self.fold.freeze(), state).state  # what was shown stays
         self.begin_from(state)
         self.partial = self.partial or state.partial

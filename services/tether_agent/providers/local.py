@@ -28,7 +28,7 @@ from typing import Any, Final
 
 import structlog
 
-from tether import ids, subjects, tracing
+from tether import failpoints, ids, subjects, tracing
 from tether.errors import BusError, Code, problem
 from tether.kv import Bucket
 from tether.ports import Bus
@@ -59,6 +59,7 @@ COLLECTOR: Final = (sys.executable, "-P", "-m", "tether_collector")
 LOCK_WAIT_S: Final = 10.0  # for an agent service that is just ending
 LOGS_LOOK_S: Final = 60.0
 RESTART_MIN_S: Final = 0.2
+REGISTRATION_READ_S: Final = 1.0  # of a collector that has ended: was it ready?
 RESTART_MAX_S: Final = 30.0
 STABLE_S: Final = 30.0  # a collector that lived so long starts the back-off afresh
 COLLECTOR_TERM_S: Final = 20.0  # its own shutdown budget fits in
@@ -167,6 +168,7 @@ class LocalProvider:
                 continue
             async with sandbox.lock:
                 if self._adopt(sandbox):
+                    failpoints.failpoint("agent.sandbox.adopted")
                     _log.info("sandbox_adopted", **self._named(sandbox))
                     continue
                 if not restart:
@@ -283,11 +285,13 @@ class LocalProvider:
         try:
             write_environment(self._environment_file(file), self._environment)
             process = collector_process.spawn(self._command, self._child_environment(file), folder / "collector.log")
+            failpoints.failpoint("agent.sandbox.spawned")
         except OSError as error:
             detail = f"the collector cannot be started: {error.strerror}"
             raise ProvisionError(problem(Code.RUNTIME_UNAVAILABLE, detail, retryable=False)) from None
         sandbox.process = process
         self._note(sandbox, file.with_process(process.identity))
+        failpoints.failpoint("agent.sandbox.noted")
         _log.info("collector_started", **self._named(sandbox), collector=process.identity.pid)
         metrics.collector_starts.inc()
         self._watch(sandbox)
@@ -325,6 +329,8 @@ class LocalProvider:
         sandbox.process = None
         if loop.time() - started_s > STABLE_S:
             sandbox.early_exits = 0
+        if await self._had_registered(sandbox):
+            sandbox.early_exits = 0
         self._count_exit(sandbox)
         _log.warning("collector_ended", **self._named(sandbox), exit=code, in_a_row=sandbox.early_exits)
         metrics.collector_ends.inc()
@@ -343,6 +349,20 @@ class LocalProvider:
                     _log.error("sandbox_not_restarted", **self._named(sandbox), reason=error.problem.detail)
                 else:
                     return
+
+    async def _had_registered(self, sandbox: _Sandbox) -> bool:
+        """Whether the collector that ended was ready: its registration is another one than that of its predecessor."""
+        file = sandbox.file
+        if file is None or self._bus is None or not self._bus.connected:
+            return False
+        try:
+            async with asyncio.timeout(REGISTRATION_READ_S):
+                found = await self._registration(file)
+        except (NotReadyError, TimeoutError):
+            return False
+        instance = None if found is None else found.instance
+        known, sandbox.instance = sandbox.instance, instance
+        return instance is not None and instance != known
 
     def _count_exit(self, sandbox: _Sandbox) -> None:
         """Only ends that the bus cannot have caused count towards giving up."""
@@ -462,6 +482,7 @@ class LocalProvider:
             "TETHER_AGENT_ENV_FILE": str(self._environment_file(file)),
             "TETHER_FACTS": json.dumps(self._facts(file)),
         }
+        values |= failpoints.inherited(os.environ)
         values |= self._bus_credentials(folder)
         return values | telemetry(settings)
 

@@ -41,7 +41,8 @@ class ItemChange:
 
 @dataclass(frozen=True, slots=True)
 class ExecutionChange:
-    """Rows to upsert. `head` is the state without items; `usage` and `receipts` by turn and control id."""
+    """Rows to upsert. `head` is the state without items; `usage` and `receipts` by turn and control id. `given_up`: the
+    first ordinal of each gap that was recorded because nobody had its events."""
 
     address: EventAddress
     head: ExecutionState
@@ -50,6 +51,7 @@ class ExecutionChange:
     usage: tuple[dict[str, Any], ...]
     receipts: tuple[dict[str, Any], ...]
     at: int
+    given_up: tuple[int, ...] = ()
 
 
 def touched(event: Event) -> tuple[str, ...]:
@@ -84,6 +86,7 @@ class Builder:
     _dirty: dict[str, None] = field(default_factory=dict)
     _usage: list[dict[str, Any]] = field(default_factory=list)
     _receipts: list[dict[str, Any]] = field(default_factory=list)
+    _given_up: list[int] = field(default_factory=list)
     _changed: bool = False
 
     @staticmethod
@@ -93,6 +96,16 @@ class Builder:
         for item in state.items:
             loaded.size_bytes += ITEM_BYTES + sum(len(value) for _, value in item if isinstance(value, str))
         return loaded
+
+    @staticmethod
+    def replaced(address: EventAddress, state: ExecutionState, at: int) -> Builder:
+        """One whose rows are all to be written anew, from a merged state."""
+        made = Builder.load(address, state, [f"{item.kind}/{item.id}" for item in state.items])
+        made.at, made._changed = at, True
+        made._dirty = dict.fromkeys(made.positions)
+        made._usage = [dict(body) for body in state.usage_by_turn.values()]
+        made._receipts = [{"at": at, **body} for body in state.receipts.values()]
+        return made
 
     @property
     def applied(self) -> int:
@@ -118,8 +131,10 @@ class Builder:
         """The ordinals before `ordinal` are not to be had: recorded once, as an item."""
         first = self.applied + 1
         self.fold.skip_to(ordinal, reason)
-        self._touch(f"gap/skip-{first}")
-        self._changed = True
+        if self.applied >= first:
+            self._touch(f"gap/skip-{first}")
+            self._given_up.append(first)
+            self._changed = True
 
     def _apply(self, event: Event) -> None:
         closing = self._open_items() if event.type == ev.EXECUTION_ENDED else []
@@ -164,10 +179,12 @@ class Builder:
             usage=tuple(self._usage),
             receipts=tuple(self._receipts),
             at=self.at,
+            given_up=tuple(self._given_up),
         )
         self._dirty.clear()
         self._usage.clear()
         self._receipts.clear()
+        self._given_up.clear()
         self._changed = False
         return change
 
@@ -203,6 +220,10 @@ class Kept:
             if self.size_bytes <= (self._bytes_max if oldest in busy else self._idle_bytes_max):
                 return
             self._drop(oldest)
+
+    def drop(self, execution: str) -> None:
+        """Its rows were written by another: load them when it goes on."""
+        self._drop(execution)
 
     def clear(self) -> None:
         self._builders.clear()

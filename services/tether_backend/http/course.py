@@ -29,6 +29,7 @@ from tether.api import PAGE_DEFAULT, ConversationHistory
 from tether.cursor import Cursor, Standing
 from tether.cursor import judge as judge_cursor
 from tether.errors import BusError, Code, ProblemError, problem
+from tether.failpoints import failpoint
 from tether.ids import default_workspace
 from tether.limits import SSE_BUFFER_BYTES_MAX, SSE_HEARTBEAT_S
 from tether.ports import Bus, StreamState
@@ -199,6 +200,7 @@ class Course:
         """Until it is over; `left` returns once the reader's side is done with it."""
         mailbox = Mailbox(SSE_BUFFER_BYTES_MAX, self._cut, self._view.wire)
         self._feed.attach(self._view.conversation, mailbox)
+        failpoint("backend.attach.subscribed")
         self._deps.metrics.readers.inc()
         reader = asyncio.create_task(self._read(mailbox), name=f"reader-{self._view.conversation}")
         gone = asyncio.create_task(left, name="reader-left")
@@ -270,6 +272,7 @@ class Course:
         view = self._view
         self._put(view.open_frame())
         await self._flush()
+        failpoint("backend.attach.opened")
         found: Standing | None = self._found
         while view.end is None and mailbox.turn is not Turn.CLOSED:
             try:
@@ -280,6 +283,7 @@ class Course:
                     await self._rejudge(found)
                     found = Standing.CURRENT
                 await self._round()
+                failpoint("backend.attach.log_read")
                 if mailbox.overflowed or mailbox.turn is not None or view.end is not None:
                     continue
                 if not self._live_told:
@@ -321,6 +325,7 @@ class Course:
         cursor = Cursor.decode(history.cursor, view.tenant, view.conversation)
         view.restore(cursor, _applied(history), 0 if state is None else state.last_sequence)
         self._put(view.snapshot_frame(history.model_dump_json(exclude_none=True).encode()))
+        failpoint("backend.attach.snapshot_made")
 
     async def _fill(self, hole: Hole) -> None:
         """Told once: the problem, and the state with what the projection has of it. The reader stays where it is."""
@@ -390,6 +395,7 @@ class Course:
                 if view.end is not None:
                     return
             await self._flush()
+            failpoint("backend.attach.live_written")
             if mailbox.overflowed:
                 raise CutError
             if mailbox.turn is not None:

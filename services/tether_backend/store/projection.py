@@ -25,15 +25,18 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from tether import events as ev
 from tether import subjects
+from tether.cursor import tag_of
 from tether.events import ConversationEvent
-from tether.fold import ExecutionState
+from tether.fold import Applied, ExecutionFold, ExecutionState
 from tether.frames import Frame
+from tether.merge import Merged, merge, own_gaps
 from tether.ports import Bus
+from tether.snapshot import Snapshot
 from tether.subjects import EventAddress
 from tether_backend.core.projection import Builder, ExecutionChange, Kept
 from tether_backend.core.stream import LogMessage, decode
 from tether_backend.metrics import Metrics
-from tether_backend.store import schema
+from tether_backend.store import recovery, schema
 from tether_backend.store.engine import Database
 
 _log = structlog.get_logger("tether.projection")
@@ -60,6 +63,9 @@ class ProjectionWriter:
         self._stream = subjects.events_stream(tenant)
         self._touch = _touch_statement(database)
         self._builders = Kept() if kept is None else kept
+        self._lock = asyncio.Lock()  # a repair never falls between the parts of a batch
+        self._committed: int | None = None  # the number that rows of this process stand at
+        self.marked = asyncio.Event()  # something is to be repaired
         # conversation → `_` is applied up to this sequence, stored at this time (a new stream uses sequences again)
         self._sequences: OrderedDict[str, tuple[int, int]] = OrderedDict()
 
@@ -72,11 +78,75 @@ class ProjectionWriter:
             )
         return int(found or 0)
 
+    def stand_at(self, number: int) -> None:
+        """The number that the next batch follows."""
+        self._committed = number
+
     async def renumber(self, number: int) -> None:
-        """Take a number, after an older copy of the database was found: the bucket's is not to be fallen behind."""
-        async with self._database.write() as connection:
+        """The cold path: take a number that does not fall behind the bucket's, and have every execution that the rows
+        call unfinished looked at again. One transaction."""
+        async with self._lock, self._database.write() as connection:
             row = {"tenant": self._tenant, "shard": self._shard, "number": number}
             await self._database.upsert(connection, schema.projections, [row])
+            await recovery.mark_unfinished(self._database, connection, self._tenant)
+        self._committed = number
+        self.marked.set()
+
+    async def merge(self, address: EventAddress, snapshot: Snapshot, *, tell: bool, now_ms: int) -> Merged | None:
+        """An attach's steps 3 to 5 for one execution's rows: the snapshot, what the log has after it, merged into the
+        rows by identity. All or nothing. `tell`: what was given up and is there now is to be told by a note.
+        None where the snapshot and the log together reach less far than the rows. Raises SupersededError,
+        SQLAlchemyError, BusError."""
+        async with self._lock:
+            state = await self._with_suffix(address, snapshot)
+            async with self._database.write() as connection:
+                await self._still_mine(connection)
+                head = (await self._applied(connection, [address.execution])).get(address.execution)
+                rows = Builder(address) if head is None else await self._load(connection, address)
+                mine = rows.fold.freeze()
+                merged = merge(mine, state)
+                if state.applied < mine.applied:
+                    return None
+                if not merged.changed and own_gaps(mine):
+                    return merged
+                note = recovery.note_of(address.execution, merged) if tell else None
+                if merged.changed:
+                    await recovery.drop_items(connection, self._tenant, address.execution)
+                    builder = Builder.replaced(address, merged.state, now_ms)
+                    changes: list[ExecutionChange] = []
+                    _tell(builder, changes)
+                    await self._write_executions(connection, changes)
+                if not own_gaps(merged.state):
+                    await recovery.settle(connection, self._tenant, address.execution, note)
+            self._builders.drop(address.execution)
+            return merged
+
+    async def _with_suffix(self, address: EventAddress, snapshot: Snapshot) -> ExecutionState:
+        """The snapshot and every event after it that the log has in order."""
+        fold = ExecutionFold(snapshot.state)
+        mark = snapshot.watermark
+        at = await self._bus.at(self._stream, mark.sequence) if mark.sequence else None
+        # Position is not identity: of another stream the log is read from its beginning, and trimmed by ordinal.
+        after = mark.sequence if at is not None and tag_of(at.stored_at_ns) == mark.tag else 0
+        while True:
+            batch = await self._bus.read(self._stream, after, address.subject)
+            for stored in batch:
+                after = stored.sequence
+                frame = decode(stored.subject, stored.sequence, stored.stored_at_ns, stored.data).content
+                if isinstance(frame, Frame) and any(fold.apply(event) is Applied.HOLE for event in frame.events):
+                    return fold.freeze()
+            if not batch and await self._bus.next_after(self._stream, after, address.subject) is None:
+                return fold.freeze()
+
+    async def _still_mine(self, connection: AsyncConnection) -> None:
+        """Locks other projectors out until the transaction ends, as a batch does."""
+        table = schema.projections
+        mine = (table.c.tenant == self._tenant) & (table.c.shard == self._shard)
+        result = await connection.execute(
+            sa.update(table).where(mine, table.c.number == self._committed).values(number=self._committed)
+        )
+        if result.rowcount != 1:
+            raise SupersededError(f"a repair of {self._tenant}/{self._shard}")
 
     def forget(self) -> None:
         """Drop what is kept in memory: the log may have changed, or a batch was not committed."""
@@ -85,6 +155,10 @@ class ProjectionWriter:
 
     async def commit(self, number: int, messages: Sequence[LogMessage]) -> None:
         """Apply a batch as batch `number`. All or nothing. Raises SupersededError, SQLAlchemyError, BusError."""
+        async with self._lock:
+            await self._commit(number, messages)
+
+    async def _commit(self, number: int, messages: Sequence[LogMessage]) -> None:
         try:
             async with self._database.write() as connection:
                 await self._bump(connection, number)
@@ -95,6 +169,7 @@ class ProjectionWriter:
         except BaseException:
             self.forget()
             raise
+        self._committed = number
         for builder in busy:
             self._builders.put(builder)
         self._builders.trim({builder.address.execution for builder in busy})
@@ -212,6 +287,8 @@ class ProjectionWriter:
         )
         newest = {one.address.execution: one for one in changes}
         await self._database.upsert(connection, schema.executions, [_execution_row(one) for one in newest.values()])
+        if await recovery.mark_given_up(self._database, connection, changes):
+            self.marked.set()
         items = [
             {
                 "tenant": change.address.tenant,

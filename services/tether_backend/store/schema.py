@@ -9,6 +9,7 @@ keyed by (execution, turn), so that a rebuild adds nothing to it.
     executions      the folded state without its items; `applied` is the ordinal up to which it is
     items           text, tools, interactions, gaps, raw lines: one row per item, replaced as it grows
     receipts        controls and what became of them
+    recoveries      executions whose rows are to be repaired (`core.recovery`); `note`: repaired, and not yet told
     usage           per turn
 
 The indexes of `items` cover only the few kinds that are asked for by kind: text and tools, which are nearly all rows,
@@ -91,6 +92,7 @@ responses: Final = Table(
     Index("responses_execution", "tenant", "execution"),
 )
 
+_RUNS: Final = text("phase <> 'ended'")
 executions: Final = Table(
     "executions",
     METADATA,
@@ -105,6 +107,7 @@ executions: Final = Table(
     Column("state", JSON, nullable=False),
     Index("executions_conversation", "tenant", "conversation"),
     Index("executions_recent", "tenant", "updated_at", "execution"),
+    Index("executions_open", "tenant", "execution", sqlite_where=_RUNS, postgresql_where=_RUNS),
 )
 
 _ASKED: Final = text("kind = 'interaction'")
@@ -134,6 +137,19 @@ receipts: Final = Table(
     Column("at", BigInteger, nullable=False),
     Column("body", JSON, nullable=False),
     Index("receipts_control", "tenant", "control"),
+)
+
+recoveries: Final = Table(
+    "recoveries",
+    METADATA,
+    _tenant(),
+    Column("execution", String(_TOKEN), primary_key=True),
+    Column("conversation", String(_TOKEN), nullable=False),
+    Column("workspace", String(_TOKEN), nullable=False),
+    Column("mark", BigInteger, nullable=False),
+    Column("why", String(16), nullable=False),
+    Column("at", BigInteger, nullable=False),
+    Column("note", JSON(none_as_null=True)),
 )
 
 usage: Final = Table(

@@ -13,6 +13,7 @@ import structlog
 
 from tether import subjects, topology
 from tether.errors import BusError, ProblemError
+from tether.failpoints import under
 from tether.kv import Bucket
 from tether.lease import Lease
 from tether.limits import WEBHOOK_TIMEOUT_S
@@ -30,17 +31,20 @@ LEASE_RENEW_S: Final = 1.5
 _RETRY_S: Final = 0.5
 _IN_FLIGHT_MAX: Final = 256
 Step = Callable[[str], None]
-
-
-def _nothing(_: str) -> None:
-    return None
+_failpoint: Final[Step] = under("backend.webhooks")
 
 
 class Webhooks:
     """`endpoints`: this tenant's. `step` is told after each step: tests crash there."""
 
     def __init__(
-        self, bus: Bus, tenant: str, endpoints: Sequence[Endpoint], metrics: Metrics, *, step: Step = _nothing
+        self,
+        bus: Bus,
+        tenant: str,
+        endpoints: Sequence[Endpoint],
+        metrics: Metrics,
+        *,
+        step: Step = _failpoint,
     ) -> None:
         self.tenant = tenant
         self.outbox = Outbox(bus, tenant)
@@ -114,4 +118,5 @@ class Webhooks:
                         fresh |= await self.outbox.add(notice, endpoint, time.time_ns() // 1_000_000)
                         self._step("notification_added")
         await job.ack()
+        self._step("acked")
         return fresh

@@ -44,11 +44,12 @@ def contenders(rig: Rig, names: Sequence[str], compared: Compared) -> list[Conte
     found: list[Contender] = []
     for name in names:
         if name in OTHERS:
-            pin = pins()[name]
+            pin_name, make = OTHERS[name]
+            pin = pins()[pin_name]
             if not pin.installed:
                 compared.missing.append(f"{name}: not installed (python -m tether_bench.compare install)")
                 continue
-            found.append(OTHERS[name](pin, rig.folder))
+            found.append(make(pin, rig.folder))
         else:
             found.append(Tether(rig) if name == "tether" else Pipe(rig))
     return found

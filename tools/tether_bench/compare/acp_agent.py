@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from tether_bench.compare.writing import perform
@@ -16,6 +17,11 @@ def answer(request: dict[str, Any], result: dict[str, Any]) -> None:
 def _print(message: dict[str, Any]) -> None:
     sys.stdout.write(json.dumps(message, separators=(",", ":")) + "\n")
     sys.stdout.flush()
+
+
+def _say(tokens: Sequence[str]) -> None:
+    for token in tokens:
+        _print(chunk("bench", token))
 
 
 def chunk(session: str, token: str) -> dict[str, Any]:
@@ -33,7 +39,7 @@ def main() -> int:
                 answer(request, {"sessionId": "bench"})
             case "session/prompt":
                 plan = json.loads(request["params"]["prompt"][0]["text"])
-                perform(plan, lambda token: _print(chunk("bench", token)))
+                perform(plan, _say)
                 answer(request, {"stopReason": "end_turn"})
                 return 0
             case _ if "id" in request:

@@ -38,9 +38,9 @@ class _Served(Contender):
     kills: tuple[str, ...] = ("server",)
 
     def __init__(self, pin: Pin, folder: Path) -> None:
-        self.name, self.version = pin.name, pin.version
+        self.version = pin.version
         self._pin = pin
-        self._folder = folder / f"compare-{pin.name}"
+        self._folder = folder / f"compare-{self.name}"
         self._folder.mkdir()
         self._port = free_port()
         self._count = 0
@@ -105,6 +105,8 @@ def _rpc(identity: int, method: str, params: dict[str, Any]) -> dict[str, Any]:
 
 
 class SandboxAgent(_Served):
+    name = "sandbox-agent"
+
     def _command(self) -> list[str]:
         return [str(self._pin.path), "server", "--no-token", "--no-telemetry", "--port", str(self._port)]
 
@@ -165,11 +167,16 @@ def _offset_of(name: str, data: str, _identity: str) -> str | None:
 
 
 class DurableStreams(_Served):
+    name = "durable-streams"
+    stored = True
+
     def _command(self) -> list[str]:
         node = shutil.which("node")
         if node is None:
             raise BenchError("durable-streams needs node on PATH")
-        options = {"port": self._port, "host": "127.0.0.1", "dataDir": str(self._folder / "data"), "compression": False}
+        options: dict[str, Any] = {"port": self._port, "host": "127.0.0.1", "compression": False}
+        if self.stored:
+            options["dataDir"] = str(self._folder / "data")
         program = self._folder / "server.mjs"
         program.write_text(
             f"import {{ DurableStreamTestServer }} from {json.dumps(str(self._pin.path))}\n"
@@ -180,6 +187,11 @@ class DurableStreams(_Served):
 
     def stream(self, segments: Sequence[Segment], phase_ms: float) -> DurableStream:
         return DurableStream(self._port, self._next(), self._folder, segments, phase_ms)
+
+
+class DurableStreamsInMemory(DurableStreams):
+    name = "durable-streams-memory"
+    stored = False
 
 
 class RedisStream(AppendedStream):
@@ -255,6 +267,8 @@ def _whole_answer(connected: socket.socket) -> bytes:
 
 
 class RedisStreams(_Served):
+    name = "redis-streams"
+
     def _command(self) -> list[str]:
         options = ["--port", str(self._port), "--bind", "127.0.0.1", "--dir", str(self._folder)]
         options += ["--appendonly", "yes", "--appendfsync", "everysec", "--save", ""]
@@ -264,8 +278,10 @@ class RedisStreams(_Served):
         return RedisStream(self._port, self._next(), self._folder, segments, phase_ms)
 
 
-OTHERS: Final[dict[str, Callable[[Pin, Path], Contender]]] = {
-    "sandbox-agent": SandboxAgent,
-    "durable-streams": DurableStreams,
-    "redis-streams": RedisStreams,
+# Name → the pin's name, what to make of it.
+OTHERS: Final[dict[str, tuple[str, Callable[[Pin, Path], Contender]]]] = {
+    "sandbox-agent": ("sandbox-agent", SandboxAgent),
+    "durable-streams": ("durable-streams", DurableStreams),
+    "durable-streams-memory": ("durable-streams", DurableStreamsInMemory),
+    "redis-streams": ("redis-streams", RedisStreams),
 }
