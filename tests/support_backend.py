@@ -32,7 +32,7 @@ from tether_backend.http.app import create_app
 from tether_backend.http.server import listen, make_server, url_of
 from tether_backend.projector import Projector
 from tether_backend.runtime import Deps
-from tether_backend.service import assemble
+from tether_backend.service import assemble, recovery_worker
 from tether_backend.store.engine import Database, open_database
 
 DEADLINE_S = 30.0
@@ -254,6 +254,7 @@ async def running_backend(
             tasks = [group.create_task(feed.run(), name=f"feed-{name}") for name, feed in deps.feeds.items()]
             if project:
                 tasks += [group.create_task(one.run(), name="projector") for one in deps.projectors.values()]
+                tasks += [group.create_task(recovery_worker(deps, name).run(), name="recovery") for name in tenants]
             web = group.create_task(server.serve(sockets=[listener]), name="http")
             await server.up.wait()
             for feed in deps.feeds.values():

@@ -9,7 +9,8 @@ The event stream (SSE) has these frames, each with `id:` = the cursor after it w
     (no name)         data: StreamEvent     one event; `replay` is true until the stream's end as of the connect
     event: live       data: StreamLive      the replay is over: what follows is new
     event: problem    data: Problem         CURSOR_POSITION_CHANGED or RETENTION_GAP; a `snapshot` follows
-    event: snapshot   data: StreamSnapshot  replaces what the reader knew, by identity: shown text stays
+    event: snapshot   data: StreamSnapshot  replaces what the reader knew, by identity: shown text stays. One follows a
+                                            live `recovery` event, too: it has what had been given up
     event: end        data: StreamEnd       what `until` asked for has come; a reconnect after it gets 204
     : hb                                    a heartbeat
 
@@ -183,6 +184,21 @@ class GapView(_Out):
     detail: str | None = None
 
 
+class RecoveryView(_Out):
+    """What had been given up and is there again. `stream` is Tether's own stream (`resumed`); `model_request` is what
+    became of the model's request, which is another thing: started, retrying, failed, completed or unknown.
+    `first..last`: the ordinals of `execution`. `salvaged`: what a lost sandbox's volume still had."""
+
+    place: int
+    at: int
+    stream: str | None = None
+    model_request: str | None = None
+    execution: str | None = None
+    first: int | None = None
+    last: int | None = None
+    salvaged: dict[str, Any] | None = None
+
+
 class UsageView(_Out):
     execution: str
     turn: str
@@ -256,6 +272,7 @@ class ConversationHistory(_Out):
     interactions: list[InteractionView]
     gaps: list[GapView]
     usage: list[UsageView]
+    recoveries: list[RecoveryView] = Field(default_factory=list)
     items_omitted: int = 0
     before: int | None = None
 

@@ -29,11 +29,18 @@ from tether.errors import BusError, Code, Problem, ProblemError, problem
 from tether.ids import ExecutionTarget
 from tether.kv import Bucket, Entry
 from tether.lease import Lease, token_of
-from tether.limits import ADMISSION_WAIT_S, CONTROL_LEASE_IDLE_S, CONTROL_LEASE_RENEW_S, CONTROL_LEASE_TTL_S
+from tether.limits import (
+    ADMISSION_WAIT_S,
+    CONTROL_LEASE_IDLE_S,
+    CONTROL_LEASE_RENEW_S,
+    CONTROL_LEASE_TTL_S,
+    CONTROL_REPLY_S,
+)
 from tether.ports import Bus
 
 USER_VERBS: Final = ("answer", "interject", "interrupt", "stop")  # of a caller that is neither router nor agent service
 _TRY_AGAIN_S: Final = 0.1
+_NOT_YET: Final = (Code.TARGET_UNKNOWN, Code.RUNTIME_UNAVAILABLE)  # retryable, of a collector: it took nothing
 
 
 @dataclass(eq=False, slots=True)
@@ -69,18 +76,26 @@ class ControlLeases:
 
     async def ask(self, request: ControlRequest) -> ControlReply:
         """The collector's reply to a user-driven control, sent with the lease. Raises ProblemError(LEASE_NOT_READY)
-        where another process holds it, BusError."""
+        where another process holds it, BusError.
+
+        A collector that does not have the execution yet (it is being started, or recovered) took nothing: it is asked
+        again under the same id, for as long as a reply would be waited for.
+        """
         target = request.target
         assert target is not None, "user-driven controls have a target"
-        for attempt in (1, 2):
+        until_s, discarded = _now_s() + CONTROL_REPLY_S, False
+        while True:
             async with self.authority(target) as authority:
                 request = request.model_copy(update={"authority": authority})
                 reply = await ask_collector(self._bus, target.tenant, target.workspace, request)
-            refused = reply.problem is not None and reply.problem.code == Code.LEASE_NOT_READY
-            if not refused or attempt == 2:
-                break
-            await self._discard(target, authority.token)
-        return reply
+            why = None if reply.status != "rejected" else reply.problem
+            if why is not None and why.code == Code.LEASE_NOT_READY and not discarded:
+                discarded = True
+                await self._discard(target, authority.token)
+            elif why is not None and why.retryable and why.code in _NOT_YET and _now_s() + _TRY_AGAIN_S < until_s:
+                await asyncio.sleep(_TRY_AGAIN_S)
+            else:
+                return reply
 
     @asynccontextmanager
     async def authority(self, target: ExecutionTarget) -> AsyncIterator[Authority]:

@@ -321,8 +321,8 @@ class ResponseSuperseded(Body):
 
 
 class Recovery(Body):
-    """`stream`: Tether's stream was resumed; `model_request`: what happened to the model's request; apart. `first..last`
-    of `execution`: the ordinals that were missing and are there again."""
+    """`stream`: Tether's stream was resumed; `model_request`: what happened to the model's request; apart.
+    `first..last` of `execution`: the ordinals that were missing and are there again."""
 
     stream: str | None = None
     model_request: str | None = None

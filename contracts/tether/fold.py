@@ -218,6 +218,10 @@ class ExecutionFold:
         self._gap(f"skip-{first}", reason, first, ordinal - 1, None)
         self._state.applied = ordinal - 1
 
+    def doubt(self, first: int, last: int, reason: ev.GapReason, detail: str) -> None:
+        """What was applied for these ordinals may say less than the log: the state tells so, and is partial."""
+        self._gap(f"doubt-{first}", reason, first, last, detail)
+
     def freeze(self) -> ExecutionState:
         """The state as of `applied`; the builder can go on."""
         frozen = self.head()

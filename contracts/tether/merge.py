@@ -42,6 +42,11 @@ class Merged:
     changed: bool
     filled: tuple[tuple[int, int], ...] = ()
 
+    @property
+    def gaps(self) -> list[tuple[int, int]]:
+        """Ordinals that are still given up."""
+        return own_gaps(self.state)
+
 
 def own_gaps(state: ExecutionState) -> list[tuple[int, int]]:
     """Ordinals that the reader of this state had to give up."""

@@ -148,6 +148,10 @@ class Feed:
             if not boxes:
                 del self._mailboxes[conversation]
 
+    def watched(self, conversation: str) -> bool:
+        """Whether somebody follows it, in this process."""
+        return conversation in self._mailboxes
+
     def close(self) -> None:
         """Readers end their streams; their cursors stay good."""
         self._closed = True

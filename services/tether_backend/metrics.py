@@ -30,6 +30,27 @@ class Metrics:
         self.holes = Counter("tether_projection_holes", "Holes filled from the log", registry=self.registry)
         self.lost = Counter("tether_projection_gaps", "Gaps recorded", registry=self.registry)
         self.unreadable = Counter("tether_projection_unreadable", "Undecodable messages", registry=self.registry)
+        self.binds = Counter(
+            "tether_projection_binds",
+            "Times a projection began: fast (what was applied is proven), else why it began anew: first, "
+            "database_older, consumer_gone, position_changed, evicted",
+            ["path"],
+            registry=self.registry,
+        )
+        self.recoveries = Counter(
+            "tether_recovery_attempts",
+            "Attempts to repair rows: repaired, current (nothing was wrong), behind, told (the log has the note), else "
+            "why nobody had a snapshot: not_whole, no_collector, capability_missing, no_answer, refused, "
+            "nothing_logged, or failed, timed_out",
+            ["outcome"],
+            registry=self.registry,
+        )
+        self.recovery_candidates = Gauge(
+            "tether_recovery_candidates",
+            "Executions whose rows wait to be repaired: watched (a reader follows), cold",
+            ["kind"],
+            registry=self.registry,
+        )
         self.lag = Gauge(
             "tether_projection_pending_messages",
             "Messages that wait for their rows",

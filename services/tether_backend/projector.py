@@ -1,10 +1,13 @@
 """One tenant's projection: durable consumer → batches → database, by one process at a time.
 
     1  the lease of (tenant, shard) is held
-    2  the database proves that it is the one that was acked for: its batch number is not behind the bucket's;
-       behind → it is an older copy: the consumer is made anew from the log's beginning (rows stay: what they contain
-       is trimmed by identity, and what the log no longer has is not thrown away)
-    3  per batch:  commit rows and number  →  the number to the bucket by compare-and-set  →  ack
+    2  **the fast path needs proof** (`core.binding`): the consumer is there, the database's batch number is not behind
+       the bucket's, and the log still has, at its place, the very message that the bucket names as the last applied one
+    3  without it, the cold path:  the consumer goes  →  the number is taken, and what the rows call unfinished is
+       marked to be looked at (`core.recovery` attaches to each of them)  →  the consumer is made anew, from the log's
+       beginning  →  the bucket is told. Rows stay: what they contain is trimmed by identity, and what the log no
+       longer has is not thrown away
+    4  per batch:  commit rows and number  →  the number and the place to the bucket by compare-and-set  →  ack
 
 A crash after any step is repaired by the next one: a batch that was committed and not numbered makes a database that
 is ahead by one; one that was not acked is delivered again and trimmed. A consumer that was deleted, or went with its
@@ -25,14 +28,17 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Final
 
 import structlog
+from pydantic import ValidationError
 from sqlalchemy.exc import SQLAlchemyError
 
 from tether import subjects, topology
+from tether.cursor import Cursor, Standing, judge
 from tether.errors import BusError, InvalidError, UnreadableRecordError
 from tether.failpoints import under
 from tether.kv import Bucket, Conflict, Entry
 from tether.limits import MIB
 from tether.ports import Bus, Job, StoredMessage
+from tether_backend.core.binding import Doubt, Evidence, Noted, doubt_of
 from tether_backend.core.stream import LogMessage, decode
 from tether_backend.metrics import Metrics
 from tether_backend.store.engine import Database
@@ -74,6 +80,8 @@ class Projector:
         self._key = subjects.projection_key(database.id, tenant, SHARD)
         self._bucket = Bucket(bus, subjects.PROJECTIONS)
         self._number = 0
+        self._place = Cursor.beginning()  # of the youngest message that was applied
+        self._epoch = 0  # of the connection under which that was looked at
         self._entry: Entry | None = None
         self._reached: int | None = None  # the rows have what is stored up to here; None: this process does not project
         self._progress = asyncio.Event()  # set, and made anew, with each commit
@@ -111,15 +119,19 @@ class Projector:
             self._reached = None
             self.bound.clear()
 
-    def _noted(self, entry: Entry | None) -> int:
+    def _noted(self, entry: Entry | None) -> Noted:
         """What the bucket says. Raises UnreadableRecordError: nothing is projected on a guess."""
-        number = 0 if entry is None else entry.value.get("number", 0)
-        if not isinstance(number, int) or isinstance(number, bool):
+        try:
+            return Noted() if entry is None else Noted.model_validate(entry.value)
+        except ValidationError as error:
             assert entry is not None
+            first = error.errors(include_input=False, include_url=False)[0]
             raise UnreadableRecordError(
-                "number: must be an integer", bucket=subjects.PROJECTIONS, key=self._key, revision=entry.revision
-            )
-        return number
+                f"{first['loc'][0]}: {first['msg']}",
+                bucket=subjects.PROJECTIONS,
+                key=self._key,
+                revision=entry.revision,
+            ) from None
 
     async def stand_by(self) -> None:
         """Another process projects into this database: prove it all the same, for this process's readers."""
@@ -127,7 +139,7 @@ class Projector:
             number = await self.writer.number()
             entry = await self._bucket.get(self._key)
             following = await self._bus.consumer(self.stream, self.durable)
-            told = self._noted(entry)
+            told = self._noted(entry).number
         except (BusError, SQLAlchemyError, OSError):
             return
         # The number is written after the commit, so a proven database is never behind what was read before it.
@@ -137,27 +149,67 @@ class Projector:
             self.bound.clear()
 
     async def bind(self) -> None:
-        """Step 2: prove the database, have the consumer."""
+        """Steps 2 and 3: prove the database and the log, or begin anew; have the consumer."""
         self.writer.forget()
         self._reached = None
+        self._epoch = self._bus.epoch
         number = await self.writer.number()
-        entry = await self._bucket.get(self._key)
-        told = self._noted(entry)
-        if told > number:
-            _log.warning("projection_database_is_older", tenant=self.tenant, database=number, told=told)
-            self.bound.clear()
-            # The consumer goes first: without it, history hands out cursors from the beginning.
-            await self._bus.delete_consumer(self.stream, self.durable)
-            await self.writer.renumber(told)
-            number = told
-        self._number = number
-        self._entry = entry
-        consumer = topology.projection(self.tenant, self._database.id, SHARD)
-        await self._bus.ensure(topology.Topology(streams=(), consumers=(consumer,)))
+        self._entry = await self._bucket.get(self._key)
+        told = self._noted(self._entry)
+        consumer = await self._bus.consumer(self.stream, self.durable)
+        evidence = Evidence(
+            database=number,
+            told=None if self._entry is None else told.number,
+            consumer=consumer is not None,
+            place=await self._standing(told.place),
+        )
+        self._number, self._place = number, told.place
+        doubt = doubt_of(evidence)
+        if doubt is not None:
+            await self._begin_anew(doubt, max(told.number, number))
+        self.writer.stand_at(self._number)
+        await self._ensure_consumer()
+        self._metrics.binds.labels("fast" if doubt is None else doubt.value).inc()
+        if doubt is not None:
+            self._step("consumer_made")
+            self._place = Cursor.beginning()
+            await self._tell()
+            self._step("told")
         self._reached = await self._catch_up()
         self._step("caught_up")
         self.bound.set()
-        _log.info("projection_bound", tenant=self.tenant, durable=self.durable, number=number)
+        _log.info("projection_bound", tenant=self.tenant, durable=self.durable, number=self._number)
+
+    async def _begin_anew(self, doubt: Doubt, number: int) -> None:
+        """The cold path up to the consumer; see the module."""
+        first = doubt is Doubt.FIRST and number == 0
+        (_log.info if first else _log.warning)(
+            "projection_begins_anew", tenant=self.tenant, reason=doubt.value, number=number
+        )
+        self.bound.clear()
+        # The consumer goes first: without it, history hands out cursors from the beginning.
+        await self._bus.delete_consumer(self.stream, self.durable)
+        self._step("consumer_deleted")
+        await self.writer.renumber(number)
+        self._number = number
+        self._step("unfinished_marked")
+
+    async def _ensure_consumer(self) -> None:
+        consumer = topology.projection(self.tenant, self._database.id, SHARD)
+        await self._bus.ensure(topology.Topology(streams=(), consumers=(consumer,)))
+
+    async def _standing(self, place: Cursor) -> Standing:
+        """What the log says of the last place that was applied."""
+        state = await self._bus.state(self.stream)
+        last_sequence = 0 if state is None else state.last_sequence
+        at = await self._bus.at(self.stream, place.sequence) if 0 < place.sequence <= last_sequence else None
+        return judge(place, at, last_sequence=last_sequence)
+
+    async def _still_there(self) -> None:
+        """The place is the one that was applied. Evicted under a living consumer it is as good. Raises Superseded."""
+        if await self._standing(self._place) is Standing.CHANGED:
+            self.bound.clear()
+            raise Superseded("the log was made anew or put back")
 
     async def _catch_up(self) -> int:
         """What a predecessor was given and did not ack comes again only after the ack wait: read it from the log.
@@ -178,6 +230,7 @@ class Projector:
                 taken = _fitting(messages)
                 await self.writer.commit(self._number + 1, messages[:taken])
                 self._number += 1
+                self._placed(messages[:taken])
                 await self._tell()
                 messages = messages[taken:]
         return after
@@ -188,6 +241,9 @@ class Projector:
         async with _cancelled_with(self._pump(source, jobs), f"projection-jobs-{self.tenant}") as pump:
             while True:
                 batch = await self._gather(jobs, pump)
+                if batch and self._epoch != self._bus.epoch:
+                    await self._still_there()
+                    self._epoch = self._bus.epoch
                 if batch:
                     await self._project(batch, behind=not jobs.empty())
                 else:
@@ -235,6 +291,7 @@ class Projector:
         self._hurry.clear()
         await self.writer.commit(self._number + 1, [message for _, message in batch if message is not None])
         self._number += 1
+        self._placed([message for _, message in batch if message is not None])
         self._step("committed")
         self._reached = max(self._reached or 0, *(job.message.sequence for job, _ in batch))
         self._progress.set()
@@ -255,9 +312,15 @@ class Projector:
             async with asyncio.timeout(duration_s):
                 await self._hurry.wait()
 
+    def _placed(self, messages: Sequence[LogMessage]) -> None:
+        """The youngest that was applied is the place that the next start has to find again."""
+        newest = max(messages, key=lambda one: one.sequence, default=None)
+        if newest is not None and newest.sequence >= self._place.sequence:
+            self._place = Cursor.after(newest.sequence, newest.stored_at_ns)
+
     async def _tell(self) -> None:
-        """The number to the bucket. Another's write there means that another projector is at work."""
-        value = {"number": self._number}
+        """Number and place to the bucket. Another's write there means that another projector is at work."""
+        value = {"number": self._number, "sequence": self._place.sequence, "tag": self._place.tag}
         op = f"{self.durable}-{self._number}-{secrets.token_hex(4)}"
         try:
             if self._entry is None:
@@ -277,6 +340,7 @@ class Projector:
         mine = 0 if self._entry is None else self._entry.revision
         if (0 if entry is None else entry.revision) != mine:
             raise Superseded("the number was written by another")
+        await self._still_there()
 
 
 def _decode(stored: StoredMessage, metrics: Metrics) -> LogMessage | None:

@@ -33,6 +33,7 @@ from tether_backend.http.edge import Admission
 from tether_backend.http.server import Server, listen, make_server, url_of
 from tether_backend.metrics import Metrics
 from tether_backend.projector import SHARD, Projector
+from tether_backend.recovery import RecoveryWorker
 from tether_backend.runtime import Deps
 from tether_backend.store.engine import Database, open_database
 from tether_backend.store.history import History
@@ -95,7 +96,7 @@ async def serve(settings: BackendSettings, deps: Deps, stop: asyncio.Event) -> N
     server = make_server(create_app(deps))
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(feed.run(), name=f"feed-{name}") for name, feed in deps.feeds.items()] + [
-            group.create_task(project(deps.bus, deps.database, projector), name=f"projector-{name}")
+            group.create_task(project(deps, projector), name=f"projector-{name}")
             for name, projector in deps.projectors.items()
         ]
         tasks += [
@@ -126,9 +127,11 @@ async def _announce(settings: BackendSettings, deps: Deps, server: Server, url: 
     ready(settings, url=url, database=deps.database.id)
 
 
-async def project(bus: Bus, database: Database, projector: Projector) -> None:
-    """Hold the lease and project, or stand by. The lease is the database's: each database has one projector."""
+async def project(deps: Deps, projector: Projector) -> None:
+    """Hold the lease, project and repair, or stand by. The lease is the database's: each has one projector."""
+    bus, database = deps.bus, deps.database
     key = f"{subjects.projector_lease_key(projector.tenant, SHARD)}.{database.id}"
+    worker = recovery_worker(deps, projector.tenant)
     holder = f"backend-{secrets.token_hex(6)}"
     while True:
         lease = Lease(Bucket(bus, subjects.LEASES), key, holder=holder, ttl_s=LEASE_TTL_S, renew_s=LEASE_RENEW_S)
@@ -141,19 +144,26 @@ async def project(bus: Bus, database: Database, projector: Projector) -> None:
         except BusError:
             await asyncio.sleep(_RETRY_S)
             continue
-        await _project_while(lease, projector)
+        await _project_while(lease, projector, worker)
 
 
-async def _project_while(lease: Lease, projector: Projector) -> None:
+def recovery_worker(deps: Deps, tenant: str) -> RecoveryWorker:
+    feed, writer = deps.feeds[tenant], deps.projectors[tenant].writer
+    return RecoveryWorker(deps.bus, deps.database, writer, tenant, feed.watched, deps.metrics)
+
+
+async def _project_while(lease: Lease, projector: Projector, worker: RecoveryWorker) -> None:
     keep = asyncio.create_task(lease.keep(), name=f"lease-{lease.key}")
     work = asyncio.create_task(projector.run(), name=f"project-{projector.tenant}")
+    repair = asyncio.create_task(worker.run(), name=f"recovery-{projector.tenant}")
     try:
-        await asyncio.wait((keep, work), return_when=asyncio.FIRST_COMPLETED)
-        if work.done():
-            work.result()
+        await asyncio.wait((keep, work, repair), return_when=asyncio.FIRST_COMPLETED)
+        for one in (work, repair):
+            if one.done():
+                one.result()
         _log.warning("projector_lease_ended", tenant=projector.tenant, reason=keep.result() if keep.done() else "")
     finally:
-        for task in (work, keep):
+        for task in (repair, work, keep):
             task.cancel()
-        await asyncio.gather(work, keep, return_exceptions=True)
+        await asyncio.gather(repair, work, keep, return_exceptions=True)
         await lease.release()

@@ -20,7 +20,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import structlog
 
@@ -28,7 +28,7 @@ from tether import events as ev
 from tether import subjects, tracing
 from tether.cursor import tag_of
 from tether.errors import BusError, Code, InvalidError, Problem, problem
-from tether.events import Event, ReceiptStatus
+from tether.events import Event
 from tether.frame_writer import RecordGap, Told
 from tether.frames import Frame, Position, decode
 from tether.ids import ExecutionTarget
@@ -40,6 +40,7 @@ from tether.snapshot import Snapshot, Watermark, take
 from tether.subjects import EventAddress
 from tether_collector import claim as claiming
 from tether_collector import metrics, trace
+from tether_collector.accepted import AcceptedControls
 from tether_collector.blobs import BlobStore, externalise
 from tether_collector.config import CollectorSettings
 from tether_collector.core.execution import Execution
@@ -59,7 +60,6 @@ PROVE_AGAIN_S: Final = 2.0
 ROTATE_SETTLE_S: Final = 1.0  # of the 2 s that a keeper pauses for a rotation
 ROTATE_LAG_RECORDS: Final = 8192  # between the spool's end and what was read
 OWNER_AGAIN_S: Final = 0.5
-FINAL: Final = frozenset({"settled", "rejected", "unknown"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +98,13 @@ class ExecutionShell:
         self._writer = LogWriter(around.bus, self._address, self)
         self._pipeline: Pipeline | None = None
         self._rebase: Base | None = None
-        self._controls = {entry.control: entry for entry in around.journal.controls_of(start.execution)}
-        self._receipts_moved = asyncio.Event()
+        self._controls = AcceptedControls(around.journal, start.execution, around.step)
         self._adopted_at = 0  # the record up to which the spool is history for the present link
         self._replayed = False  # the spool's end was reached since the last rebuild
         self._bytes_since_state = 0
         self._paused = False
+        self._pumping = False
+        self._still = asyncio.Event()  # paused, and no step is under way
         self._fenced: str | None = None
         self._span = tracing.Span()
         self._shown: object = None
@@ -160,25 +161,24 @@ class ExecutionShell:
 
     def accept(self, control: Control) -> None:
         """A journaled control: noted in the spool as soon as the keeper takes it."""
-        self._controls[control.control] = control
+        self._controls.add(control)
         self._hands.poke()
 
     async def receipt(self, control: str, enough: frozenset[str], wait_s: float) -> Control | None:
         """The receipt once its status is one of `enough` or final, or as it stands when the time is over."""
-        try:
-            async with asyncio.timeout(wait_s):
-                while (entry := self._controls.get(control)) and entry.status not in enough | FINAL:
-                    self._receipts_moved.clear()
-                    await self._receipts_moved.wait()
-        except TimeoutError:
-            pass
-        return self._controls.get(control)
+        return await self._controls.wait(control, enough, wait_s)
 
     async def settle(self) -> None:
-        """Stop reading, and wait until everything offered is stored."""
+        """Stop reading, wait until everything offered is stored, and save the state at exactly that point."""
         self._paused = True
-        if self._pipeline is not None:
-            await self._writer.settled()
+        self._kick.set()
+        if not self._pumping:
+            return
+        await self._still.wait()
+        await self._writer.settled()
+        pipeline = self._pipeline
+        if pipeline is not None and self._writer.idle and self._rebase is None and pipeline.hand_over():
+            self._around.step("handed_over")
 
     # --- the life ---
 
@@ -224,7 +224,7 @@ class ExecutionShell:
         """Nothing was spawned and nothing will be."""
         self._log.warning("start_refused", code=why.code, detail=why.detail)
         self._span.failed(why.code)
-        self._set_receipt(self.start.control, "rejected", why)
+        self._controls.set(self.start.control, "rejected", why)
         self.ended = True
         self._around.journal.set_ended(self.start.execution, now_ms(), None)
 
@@ -246,7 +246,7 @@ class ExecutionShell:
         if self.start.phase != "spawned":
             self._around.journal.set_phase(self.start.execution, "spawned")
             self._around.step("spawn_journaled")
-        self._set_receipt(self.start.control, "delivered", None, at_least=True)
+        self._controls.set(self.start.control, "delivered", None, at_least=True)
 
     async def _live(self) -> None:
         base = await self._read_base()
@@ -264,7 +264,7 @@ class ExecutionShell:
                 self._around.journal.forget_end(self.start.execution)
                 return
             await self._process.abandon()
-            self._close_controls()
+            self._controls.close()
             self._close_journal(now_ms())
             return
         await self._finish()
@@ -305,8 +305,9 @@ class ExecutionShell:
             self._fenced = f"the subject holds what is no frame: {error}"
             return None
         assert isinstance(frame, Frame)
-        terminal = frame.events[-1].type == ev.EXECUTION_ENDED
-        return Base(frame.last, frame.pos, message.sequence, tag_of(message.stored_at_ns), terminal)
+        newest = frame.events[-1]
+        terminal = newest.type == ev.EXECUTION_ENDED
+        return Base(frame.last, frame.pos, message.sequence, tag_of(message.stored_at_ns), terminal, newest)
 
     def _rebuild(self, base: Base) -> None:
         if self._pipeline is not None:
@@ -329,12 +330,15 @@ class ExecutionShell:
     # --- spool to log ---
 
     async def _pump(self) -> None:
+        self._pumping = True
         while True:
             self._kick.clear()
             if self._rebase is not None:
                 base, self._rebase = self._rebase, None
                 self._rebuild(base)
             await self._writer.room()
+            if self._paused:
+                self._still.set()
             if self._paused or not await self._step(self._told_of()):
                 await self._idle()
             else:
@@ -377,7 +381,7 @@ class ExecutionShell:
         assert machine is not None
         for event, _ in events:
             if event.type == ev.CONTROL_RECEIPT:
-                self._on_receipt(event.body)
+                self._controls.take(event.body)
             elif event.type in trace.TOLD:
                 trace.tell(self._span, event)
         due = (self._knows_past, machine.wants())
@@ -386,7 +390,7 @@ class ExecutionShell:
             self._hands.poke()
         status = machine.status()
         if status.state != "starting":
-            self._set_receipt(self.start.control, "settled", None, at_least=True)
+            self._controls.set(self.start.control, "settled", None, at_least=True)
         shown = (status.state, status.native_session, status.pending)
         if shown != self._shown:
             self._shown = shown
@@ -406,9 +410,12 @@ class ExecutionShell:
             self._hands.poke()
         elif pipeline.behind_log:
             self._log.error("spool_shorter_than_log", next_ordinal=pipeline.next_ordinal)
-            await self._append_note("gap", pipeline.gap_body())
+            await self._record("note", {"kind": "gap"}, pipeline.gap_body())
         elif process.gone:
             await self._prove_gone()
+        elif pipeline.machine.adapter_version != (version := pipeline.machine.adapter.version):
+            self._log.info("adapter_changed", before=pipeline.machine.adapter_version, version=version)
+            await self._record("adapter", {"name": pipeline.machine.adapter.name, "version": version})
         else:
             await self._kick.wait()
 
@@ -420,12 +427,14 @@ class ExecutionShell:
         else:
             self._log.warning("keeper_gone")
 
-    async def _append_note(self, kind: str, body: dict[str, Any]) -> None:
+    async def _record(
+        self, kind: Literal["note", "adapter"], meta: dict[str, Any], body: dict[str, Any] | None = None
+    ) -> None:
         """Record an input; where the link breaks the caller looks again (a gap that was recorded is seen then)."""
         try:
-            await self._process.append("note", {"kind": kind}, body)
+            await self._process.append(kind, meta, body)
         except (LinkLost, KeeperRefusedError) as error:
-            self._log.warning("note_delayed", kind=kind, error=str(error))
+            self._log.warning("note_delayed", kind=kind, meta=meta, error=str(error))
             await asyncio.sleep(PROVE_AGAIN_S)
         else:
             assert self._pipeline is not None
@@ -481,7 +490,7 @@ class ExecutionShell:
 
     def told(self, told: Told) -> None:
         if self._rebase is not None:
-            self._rebase = Base(told.ordinal, told.position, told.sequence, told.tag)
+            self._rebase = Base(told.ordinal, told.position, told.sequence, told.tag, last=told.events[-1])
         elif self._pipeline is not None:
             self._pipeline.told(told.events, told.ordinal, told.sequence, told.tag)
 
@@ -491,7 +500,7 @@ class ExecutionShell:
         self._kick.set()
 
     async def record_gap(self, gap: RecordGap) -> None:
-        await self._append_note("gap", {"reason": gap.reason, "from": gap.first, "to": gap.last})
+        await self._record("note", {"kind": "gap"}, {"reason": gap.reason, "from": gap.first, "to": gap.last})
 
     async def still_ours(self) -> bool:
         if self._restoring:
@@ -525,34 +534,7 @@ class ExecutionShell:
         pipeline = self._pipeline
         if pipeline is None or not self._knows_past:
             return ()
-        return [
-            (entry.control, {"control": entry.control, "verb": entry.verb, "payload": entry.payload})
-            for entry in self._controls.values()
-            if entry.verb != "start" and entry.status not in FINAL and pipeline.machine.receipt(entry.control) is None
-        ]
-
-    def _on_receipt(self, body: dict[str, Any]) -> None:
-        status: ReceiptStatus = body["status"]
-        why = None
-        if body.get("reason"):
-            code = Code(body["reason"])
-            context = {"interaction": body["interaction"]} if body.get("interaction") else {}
-            why = problem(code, str(body.get("detail") or ""), **context)
-        self._set_receipt(body["control"], status, why)
-
-    def _set_receipt(self, control: str, status: ReceiptStatus, why: Problem | None, *, at_least: bool = False) -> None:
-        """Journal a receipt's new status. `at_least`: only forward, for those that no event tells."""
-        entry = self._controls.get(control)
-        if entry is None or entry.status == status or entry.status in FINAL:
-            return
-        if at_least and status == "delivered" and entry.status != "accepted":
-            return
-        self._around.journal.set_receipt(control, status, why)
-        self._around.step("receipt_journaled")
-        self._controls[control] = Control(
-            entry.control, entry.execution, entry.verb, entry.digest, entry.payload, status, why, entry.at
-        )
-        self._receipts_moved.set()
+        return self._controls.unnoted(pipeline.machine)
 
     # --- the end ---
 
@@ -567,20 +549,12 @@ class ExecutionShell:
         if snapshot is not None:
             write_final(self._around.settings.state_dir, snapshot, at)
         self._around.step("final_written")
-        self._close_controls()
+        self._controls.close()
         self._close_journal(at, pipeline.watermark())
         self._around.step("end_journaled")
         await self._process.dismiss()
         self._around.step("keeper_dismissed")
         self._log.info("execution_ended", outcome=state.outcome, ordinals=pipeline.fold.applied)
-
-    def _close_controls(self) -> None:
-        """What was journaled and never reached the spool had no effect; a stop has what it wanted."""
-        gone = problem(Code.SESSION_STREAM_NOT_ACTIVE, "the execution ended before it", ended=True)
-        for entry in list(self._controls.values()):
-            if entry.status not in FINAL:
-                settled = entry.verb in ("stop", "start")
-                self._set_receipt(entry.control, "settled" if settled else "rejected", None if settled else gone)
 
     def _close_journal(self, at: int, told: Watermark | None = None) -> None:
         """`told`: where its own end is stored."""
@@ -588,5 +562,5 @@ class ExecutionShell:
         self.ended = True
         end = None if told is None else End(self.start.execution, told.ordinal, told.sequence, at)
         self._around.journal.set_ended(self.start.execution, at, self.summary(), end)
-        self._receipts_moved.set()
+        self._controls.wake()
         self._around.changed()

@@ -3,6 +3,12 @@
 `rebuild` starts at the newest segment state that the log has overtaken and replays from there. The same spool always
 makes the same ordinals, so what the log has is known by its last ordinal alone: those events only go into the fold.
 
+Another version of the adapter may say more or less of the same lines. What it reads for the first time is numbered
+after the log's end, wherever it would count itself: the log names the record that it reaches and holds its last event,
+so up to there nothing is told, and after it everything. The fold is then made of this version's
+events for what another one told, and says so. A collector that is told to go saves its state at exactly the log's end
+(`hand_over`), so that the next one has nothing to read again.
+
 A spool that is shorter than the log (a power loss took its tail) would use ordinals again. So the gap is recorded as
 an input, `to` being the log's last ordinal, and every event from there on is numbered after it: also by the next
 replay, as the record says it.
@@ -16,33 +22,36 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from tether.events import GAP, Event
+from tether.events import DELTAS, GAP, Event
 from tether.fold import Applied, ExecutionFold, ExecutionState
 from tether.frames import Position
 from tether.ids import ExecutionTarget
 from tether.service import write_whole
 from tether.snapshot import Watermark
+from tether_collector import versions
 from tether_collector.core import inputs as i
 from tether_collector.core.adapters.base import Adapter, Launch
 from tether_collector.core.execution import Execution
-from tether_collector.spool_inputs import InputReader, begins_whole, states
-from tether_collector.spool_reader import LatestState
+from tether_collector.spool_inputs import InputReader, begins_whole, holds, states
 
 STATE_VERSION: Final = 1
 STATE_BYTES_MAX: Final = 1_400_000  # a rotation's request carries it in base64 below the keeper's limit of 2 MiB
 FOLD_FILES_KEPT: Final = 3
+HANDOVER: Final = "handover.json"
+HANDOVER_FOLD: Final = "handover-fold.json"
 
 
 @dataclass(frozen=True, slots=True)
 class Base:
     """Where the log stands: its last ordinal, the spool position that it reaches, the frame's sequence and tag (0:
-    not known). Ordinal 0: the subject is empty. `terminal`: the execution's end is there."""
+    not known). Ordinal 0: the subject is empty. `terminal`: the execution's end is there. `last`: its last event."""
 
     ordinal: int
     position: Position
     sequence: int = 0
     tag: int = 0
     terminal: bool = False
+    last: Event | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +76,8 @@ class Pipeline:
         base: Base,
         shift: int,
         fold_bytes: int,
+        *,
+        by_position: bool = False,
     ) -> None:
         self.machine = machine
         self.fold = fold
@@ -75,6 +86,7 @@ class Pipeline:
         self._base = base
         self._shift = shift
         self._start_ordinal = self.next_ordinal
+        self._by_position = by_position  # another version told what is read now: ordinals say nothing of it
         self.fold_bytes = fold_bytes  # of the newest fold file: rotations keep a distance in proportion to it
         self._sequence = base.sequence
         self._tag = base.tag
@@ -88,17 +100,20 @@ class Pipeline:
         `target` has boot id and process generation.
         """
         saved = _choose(folder, base.ordinal)
+        known = versions.load(folder, str(claim.body.get("adapter_version") or adapter.version))
+        others = versions.told_by_others(known, adapter.version, 1 if saved is None else saved.ordinal, base.ordinal)
+        versions.begin(folder, known, adapter.version, base.ordinal)
         if saved is None:
             machine = Execution.start(launch, adapter, target, claim.body)
             fold = ExecutionFold()
             if base.ordinal:
                 fold.apply(claim)
-            return cls(folder, machine, fold, InputReader(folder), base, 0, 0)
-        state, content = saved
-        machine = Execution.load(json.dumps(content["machine"]).encode())
-        fold, fold_bytes = _load_fold(folder, state.state_record)
-        reader = InputReader(folder, after=state.first_record)
-        return cls(folder, machine, fold, reader, base, int(content["shift"]), fold_bytes)
+            return cls(folder, machine, fold, InputReader(folder), base, 0, 0, by_position=others)
+        machine = Execution.load(json.dumps(saved.content["machine"]).encode())
+        fold, fold_bytes = _load_fold(saved.fold)
+        reader = InputReader(folder, after=saved.after)
+        shift = int(saved.content["shift"])
+        return cls(folder, machine, fold, reader, base, shift, fold_bytes, by_position=others)
 
     @property
     def next_ordinal(self) -> int:
@@ -112,7 +127,7 @@ class Pipeline:
     @property
     def behind_log(self) -> bool:
         """At the spool's end: the log has ordinals that the spool no longer explains."""
-        return self.next_ordinal <= self._base.ordinal
+        return self._by_position or self.next_ordinal <= self._base.ordinal
 
     def lead(self, at: int) -> tuple[Event, Position] | None:
         """Where the log lost more than the spool can put back: one event that takes the place of what is missing."""
@@ -125,31 +140,62 @@ class Pipeline:
 
     def gap_body(self) -> dict[str, Any]:
         """The note that closes `behind_log`."""
-        return {"reason": "durability_gap", "from": self.next_ordinal, "to": self._base.ordinal}
+        to = self._base.ordinal
+        return {"reason": "durability_gap", "from": min(self.next_ordinal, to), "to": to}
 
     def step(self, told: int | None = None) -> Progress:
         """Read on, as far as one read goes. `told`: the last record that a living keeper told of."""
         read = self._reader.read(told)
         out: list[tuple[Event, Position]] = []
         for input_, record in read.inputs:
+            if self._by_position and record > self._base.position.record:
+                self._cross(self.machine.next_ordinal)
             self._renumber(input_)
             events = self.machine.apply(input_, record)
             if events:
                 out += self._fresh(events)
+        if self._by_position and self._reader.after >= self._base.position.record:
+            self._cross(self.machine.next_ordinal)
         return Progress(out, read.size_bytes, read.moved, len(read.inputs))
 
     def _renumber(self, input_: i.Input) -> None:
         if isinstance(input_, i.Note) and input_.kind == GAP and input_.body.get("reason") == "durability_gap":
             to = input_.body.get("to")
+            if isinstance(to, int) and self._by_position and to >= self._base.ordinal:
+                self._cross(self.machine.next_ordinal)  # the position was in what is lost
             if isinstance(to, int) and to >= self.next_ordinal:
                 self._shift = to + 1 - self.machine.next_ordinal
 
+    def _cross(self, first: int) -> None:
+        """The log's end is reached: `first`, as the machine counts, is the first ordinal that it lacks."""
+        base = self._base.ordinal
+        self._by_position = False
+        self._shift = base + 1 - first
+        self.fold.skip_to(base + 1, "durability_gap")
+        detail = "told by another version of the adapter"
+        self.fold.doubt(self._start_ordinal, base, "durability_gap", detail)
+
+    def _placed(self, events: Sequence[tuple[Event, Position]]) -> Sequence[tuple[Event, Position]]:
+        """Those behind the position that the log reaches. They are one record's; where the log ends within it, the
+        places of another version's events say nothing, so its last event is looked for among these."""
+        count = len(events)
+        if events[0][1].record == self._base.position.record and (last := self._base.last) is not None:
+            count = max((n for n, (event, _) in enumerate(events, 1) if _same(last, event)), default=count)
+        fresh, shift = events[count:], self._shift
+        told = [Event.made(one.ordinal + shift, one.at, one.type, one.body) for one, _ in events[:count]]
+        self._fold([one for one in told if one.ordinal <= self._base.ordinal])
+        if fresh:
+            self._cross(fresh[0][0].ordinal)
+        return fresh
+
     def _fresh(self, events: Sequence[tuple[Event, Position]]) -> Sequence[tuple[Event, Position]]:
         """Those beyond the base, with their ordinals as the log counts them; the others are folded."""
-        if self._shift:
+        if self._by_position:
+            events = self._placed(events)
+        if self._shift and events:
             shift = self._shift
             events = [(Event.made(one.ordinal + shift, one.at, one.type, one.body), place) for one, place in events]
-        if events[0][0].ordinal > self._base.ordinal:
+        if not events or events[0][0].ordinal > self._base.ordinal:
             return events
         told = [event for event, _ in events if event.ordinal <= self._base.ordinal]
         self._fold(told)
@@ -182,46 +228,100 @@ class Pipeline:
     def save(self, record: int) -> bytes | None:
         """The state after `record`, every event of which is stored; the fold goes to a file beside the spool first.
         None where the state is too large for a segment."""
-        machine = json.loads(self.machine.dump())
-        state = json.dumps(
-            {"v": STATE_VERSION, "ordinal": self.next_ordinal - 1, "machine": machine, "shift": self._shift},
-            separators=(",", ":"),
-        ).encode()
+        state = json.dumps(self._content(), separators=(",", ":")).encode()
         if len(state) > STATE_BYTES_MAX:
             return None
-        data = self.fold.freeze().model_dump_json().encode()
-        write_whole(_fold_path(self._folder, record), data)
-        self.fold_bytes = len(data)
+        self._save_fold(_fold_path(self._folder, record))
         for path in sorted(self._folder.glob("fold-*.json"))[:-FOLD_FILES_KEPT]:
             path.unlink(missing_ok=True)
         return state
+
+    def hand_over(self) -> bool:
+        """Save the state as it is, where it is exactly what the log says; False where it is not."""
+        if self.behind_log or self.fold.applied != self.next_ordinal - 1:
+            return False
+        self._save_fold(self._folder / HANDOVER_FOLD)
+        content = {**self._content(), "after": self._reader.resume_after}
+        write_whole(self._folder / HANDOVER, json.dumps(content, separators=(",", ":")).encode())
+        return True
+
+    def _content(self) -> dict[str, Any]:
+        machine = json.loads(self.machine.dump())
+        return {"v": STATE_VERSION, "ordinal": self.next_ordinal - 1, "machine": machine, "shift": self._shift}
+
+    def _save_fold(self, path: Path) -> None:
+        data = self.fold.freeze().model_dump_json().encode()
+        write_whole(path, data)
+        self.fold_bytes = len(data)
 
     def close(self) -> None:
         self._reader.close()
 
 
-def _choose(folder: Path, ordinal: int) -> tuple[LatestState, dict[str, Any]] | None:
+def _same(told: Event, event: Event) -> bool:
+    """Whether the log's event is this one, or ends with it where deltas were merged."""
+    if told.type != event.type:
+        return False
+    if told.type not in DELTAS:
+        return told.body == event.body
+    end, own_end = (one.body["offset"] + len(one.body["text"]) for one in (told, event))
+    same_text: bool = end == own_end and told.body["text"].endswith(event.body["text"])
+    return same_text and all(told.body.get(key) == event.body.get(key) for key in ("segment", "tool"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Saved:
+    """A state, the record after which to read on, its fold's file."""
+
+    content: dict[str, Any]
+    after: int
+    fold: Path
+
+    @property
+    def ordinal(self) -> int:
+        return int(self.content["ordinal"])
+
+
+def _choose(folder: Path, ordinal: int) -> _Saved | None:
     """The newest state of which the log has every event. Where there is none: nothing, so that the replay starts with
     the first record; where that is gone, the oldest state."""
-    oldest = None
+    oldest, handed = None, _handed_over(folder)
+    if handed is not None and handed.ordinal > ordinal:
+        handed = None
     for state in states(folder):
         content = json.loads(state.state)
         if content.get("v") != STATE_VERSION:
             continue
-        oldest = (state, content)
-        if content["ordinal"] <= ordinal:
-            return oldest
-    return None if begins_whole(folder) else oldest
+        oldest = _Saved(content, state.first_record, _fold_path(folder, state.state_record))
+        if oldest.ordinal <= ordinal:
+            return handed if handed is not None and handed.after > oldest.after else oldest
+    return handed if handed is not None or begins_whole(folder) else oldest
+
+
+def _handed_over(folder: Path) -> _Saved | None:
+    """What the collector before saved when it was told to go; None where the spool is shorter than that by now."""
+    try:
+        content = json.loads((folder / HANDOVER).read_bytes())
+    except FileNotFoundError:
+        return None
+    except ValueError:
+        return None  # the volume's damage: the spool has everything
+    if content.get("v") != STATE_VERSION:
+        return None
+    after, last = int(content["after"]), int(content["machine"]["facts"]["last_record"])
+    if not all(holds(folder, record) for record in {after, last} if record):
+        return None
+    return _Saved(content, after, folder / HANDOVER_FOLD)
 
 
 def _fold_path(folder: Path, record: int) -> Path:
     return folder / f"fold-{record:012d}.json"
 
 
-def _load_fold(folder: Path, record: int) -> tuple[ExecutionFold, int]:
+def _load_fold(path: Path) -> tuple[ExecutionFold, int]:
     """The fold as it was; an empty one where its file is missing (then the snapshot is partial)."""
     try:
-        data = _fold_path(folder, record).read_bytes()
+        data = path.read_bytes()
     except FileNotFoundError:
         return ExecutionFold(), 0
     return ExecutionFold(ExecutionState.model_validate_json(data)), len(data)

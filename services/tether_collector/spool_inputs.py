@@ -54,6 +54,12 @@ class InputReader:
     def close(self) -> None:
         self._reader.close()
 
+    @property
+    def resume_after(self) -> int:
+        """The record after which another reader can go on: a line that is only half read begins behind it."""
+        begun = self._joiner.open_since
+        return self.after if begun is None else begun - 1
+
     def read(self, told: int | None = None) -> Step:
         """`told`: the last record that the keeper told of, where it will tell of more."""
         batch = self._reader.read(self.after, READ_BYTES, told=told)
@@ -171,6 +177,16 @@ def begins_whole(keeper_dir: Path) -> bool:
     """The first record is still there, or nothing was recorded yet: a replay can start from nothing."""
     folder = keeper_dir / "spool"
     return (folder / records.segment_name(1)).exists() or not any(folder.glob(f"*{records.SEGMENT_SUFFIX}"))
+
+
+def holds(keeper_dir: Path, record: int) -> bool:
+    """Whether this record is still there: not deleted, and not in a tail that a power loss took."""
+    reader = SpoolReader(keeper_dir)
+    try:
+        batch = reader.read(record - 1, 1)
+        return bool(batch.records) and batch.gap is None
+    finally:
+        reader.close()
 
 
 def append_to_dead(

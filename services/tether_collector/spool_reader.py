@@ -341,6 +341,11 @@ class LineJoiner:
         """Whether this record is a whole line, and nothing that came before has to do with it: `feed` may be spared."""
         return record.meta is _NO_META and not self._open and not self._after_gap
 
+    @property
+    def open_since(self) -> int | None:
+        """The first record of a line whose rest is still to come, of whichever stream; None where there is none."""
+        return min((parts.first_record for parts in self._open.values()), default=None)
+
     def feed(self, record: SpoolRecord) -> Line | None:
         """The line that this record completes; None for other kinds and for chunks whose rest follows."""
         if record.kind not in ("stdout", "stderr"):

@@ -238,7 +238,7 @@ async def test_a_projector_killed_after_any_step_leaves_rows_that_the_next_one_c
     if batch == 2:
 
         async def begun() -> bool:
-            return bool(seen)
+            return "acked" in seen
 
         await eventually(begun, "the first batch")
         await Log(bus, TENANT, _last={"e3": 0}).frame("e3", [Log(bus, TENANT).started("e3")])

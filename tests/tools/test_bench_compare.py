@@ -16,12 +16,12 @@ import pytest
 
 from tether_bench.compare import table
 from tether_bench.compare.__main__ import main
-from tether_bench.compare.contender import SseSteps
+from tether_bench.compare.contender import SseSteps, Step
 from tether_bench.compare.install import InstallError, Pin, install, pins
 from tether_bench.compare.others import OTHERS, _offset_of, _whole_answer
-from tether_bench.compare.rounds import Results
+from tether_bench.compare.rounds import Results, _position
 from tether_bench.compare.writing import Appender, event, perform, read_truth, redis_command
-from tether_bench.tap import Recording
+from tether_bench.tap import BenchError, Recording
 
 
 def _plan(folder: Path, *counts: int) -> dict[str, object]:
@@ -96,6 +96,21 @@ def test_positions_and_tokens_of_a_durable_stream_are_read_from_its_events() -> 
         ("0_90", ()),
     ]
     assert list(reader.steps(recording)) == []
+
+
+def test_a_reader_that_comes_back_stands_behind_a_whole_step_and_events_that_never_came_move_nothing() -> None:
+    tokens = [f"e{number:06d}" for number in range(1, 7)]
+    steps = [
+        Step(1.0, "a", ("e000001", "e000002")),
+        Step(2.0, None, ("e000004",)),  # the third never came
+        Step(3.0, "b", ()),
+        Step(4.0, "c", ("e000005", "e000006")),
+    ]
+    assert _position(steps, tokens, 0) == (None, 0)
+    assert _position(steps, tokens, 1) == ("a", 2)
+    assert _position(steps, tokens, 3) == ("b", 4)
+    with pytest.raises(BenchError, match="no position after 5"):
+        _position(steps[:3], tokens, 5)
 
 
 def test_the_agent_speaks_acp_and_ends_with_its_turn(tmp_path: Path) -> None:

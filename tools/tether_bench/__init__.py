@@ -1,6 +1,6 @@
 """`make bench`: figures of the running product, each beside a baseline of the same run.
 
-    python -m tether_bench [--short] [--only NAME…] [--report PATH]
+    python -m tether_bench [--short] [--only NAME…] [--soak-s N] [--seconds N] [--report PATH]
 
 A whole set is started (`tether_cli.set`, an ephemeral one), loaded through its public edges, and ended. Each figure is
 the median of several rounds; a round measures the baseline and the product one after the other, so that both see the
@@ -33,6 +33,27 @@ collector_lines_per_s
     mapped, stored and projected. Every line is then looked for in the log, and counted in the projection's rows.
     Baseline `pipe`. `collector_stored_lines_per_s`: the same until the last frame was stored (the server's clock).
 
+answer_ms_p50
+    From before the POST of an approval's answer (a kept connection) until the CLI has read its bytes from stdin, which
+    the agent notes in its truth file; the execution asks again and again. Baselines: `pipe`, the same answer written
+    into a bare agent's stdin; `http`, a question of the API that touches no bus. `answer_receipt_ms_p50`: until the
+    answer's receipt is there.
+
+collectors_4_lines_per_s
+    As `collector_lines_per_s`, with four workspaces, so four collectors, each with an execution that prints a quarter
+    of the lines at the same time: all lines over the time from the first of any until the projection has acked the last
+    of all. Every line is looked for. Baselines: `one`, one collector with all the lines; `pipes`, the four agents on bare
+    pipes.
+
+readers_1000_cut, readers_1000_ms_p99, readers_1000_ms_p50
+    One conversation whose CLI prints 50 deltas a second, and 1,000 SSE readers in two processes of their own
+    (`reader_process`: raw sockets, a `recv` and the time for each piece, looked through after the round). They connect
+    before the first round and stay. Each delta of each reader is one sample, from the moment noted in the truth file;
+    percentiles over all samples of a round. `cut`: connections that the service closed, over all rounds; a delta that a
+    reader did not get is lost. Baselines, to as many sockets of the same processes: `nats`, a core publish of the same
+    bytes at the same rate, delivered by the set's nats-server; `tcp`, an event loop of this process that writes the
+    bytes to each connection and does nothing else.
+
 projection_events_per_s
     An execution's frames (completed texts and tool calls, none that merge; 512 events a frame, encoded before) are
     published to the log as fast as they are acked. Events over the time from the first publish until the projection's
@@ -47,6 +68,14 @@ attach_ms_p50_100, _10000, _200000
 rss_mib, keeper_rss_mib
     VmRSS of each process: `idle` after the set is up and one sandbox warm, `loaded` after everything that was measured
     before it (alone: after one flood of 20,000 lines). The keeper's while it holds a waiting CLI.
+
+rss_growth_mib_10min
+    Only with `--soak-s N` or by name (600 s then). Six conversations in one sandbox, each with one execution after
+    another (a tool with output, 100 deltas in 2 s, a text), each time read by a new reader that begins after the
+    history. After a warm-up of a third of N, 120 s at most, VmRSS of each process is taken each second. The slope is Theil and
+    Sen's over the medians of 20 stretches of N; the figure is that slope times 600 s. **Flat**: not above the slope's
+    noise, which is the lower half of its 95 % interval (so that no growth is within it), or 2 MiB. Below 300 s there is
+    no verdict.
 
 lost, duplicated
     Over all figures.

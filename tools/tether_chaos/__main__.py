@@ -1,41 +1,63 @@
-"""`python -m tether_chaos --seed N --rounds K --seconds S`: see the package. Writes `reports/chaos.json`."""
+"""`python -m tether_chaos --seed N --rounds K --seconds S`: see the package. Writes `reports/chaos.json`.
+
+CHAOS_SEED, CHAOS_MINUTES            in place of --seed and --minutes
+--state FILE --until-kills 1000      goes on from what FILE holds, until there are so many kills
+--failpoints [--only NAME…]          a kill at every failpoint of the code instead of seeded rounds
+--flatness N                         restarts every service N times and looks at what grows
+"""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import logging
 import os
-import platform
 import shutil
 import signal
 import sys
 import tempfile
+import time
 from pathlib import Path
+from typing import Any
 
 import structlog
 
+from tether_chaos import report
+from tether_chaos.judge import COLUMNS
 from tether_chaos.plan import SERVICES, draw
 from tether_chaos.round import Result, Round
 from tether_cli.output import CliError
 
 _SHOWN_MAX = 40
+_SETUP = ("seconds", "conversations", "workspaces", "services", "rate", "nodes")
 
 
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="tether_chaos", description="Load, seeded faults, and the oracle's verdict.")
-    parser.add_argument("--seed", type=int, default=1, help="of the first round; the others count on from it")
-    parser.add_argument("--rounds", type=int, default=3)
+    seed = os.environ.get("CHAOS_SEED", "1")
+    minutes = os.environ.get("CHAOS_MINUTES")
+    parser.add_argument("--seed", type=int, default=seed, help="of the first round; the others count on from it")
+    parser.add_argument("--stride", type=int, default=1, help="from one round's seed to the next: shards share no seed")
+    parser.add_argument("--rounds", type=int, help="how many (3, where nothing else ends the run)")
+    parser.add_argument("--minutes", type=float, default=minutes, help="no further round is begun after so long")
+    parser.add_argument("--until-kills", type=int, help="rounds until so many kills are in the state")
+    parser.add_argument("--state", type=Path, help="a file that keeps every round; a later run goes on from it")
     parser.add_argument("--seconds", type=float, default=20.0, help="how long faults hit in each round")
     parser.add_argument("--conversations", type=int, default=6)
     parser.add_argument("--workspaces", type=int, default=3)
+    parser.add_argument("--rate", type=float, default=1.0, help="faults a second")
+    parser.add_argument("--nodes", type=int, choices=(1, 3), default=1, help="nats-servers; 3: a cluster")
     parser.add_argument("--services", default=",".join(SERVICES), help="which are hit, by comma; empty: none")
     parser.add_argument("--keep", type=Path, help="a folder for the data of rounds that fail")
+    parser.add_argument("--failpoints", action="store_true", help="a kill at each failpoint of the code")
+    parser.add_argument("--only", default="", help="with --failpoints: only names that contain this")
+    parser.add_argument("--flatness", type=int, metavar="N", help="restarts of each service")
     options = parser.parse_args(argv)
     unknown = sorted({name for name in options.services.split(",") if name} - set(SERVICES))
     if unknown:
         parser.error(f"--services: unknown {', '.join(unknown)}; known: {', '.join(SERVICES)}")
+    if options.rounds is None and options.minutes is None and options.until_kills is None:
+        options.rounds = 3
     return options
 
 
@@ -47,6 +69,8 @@ def one_round(options: argparse.Namespace, seed: int) -> Result:
         workspaces=options.workspaces,
         seconds=options.seconds,
         services=services,
+        rate=options.rate,
+        nodes=options.nodes,
     )
     folder = Path(tempfile.mkdtemp(prefix="tether-chaos-"))
     try:
@@ -63,9 +87,10 @@ def one_round(options: argparse.Namespace, seed: int) -> Result:
 def show(result: Result, options: argparse.Namespace) -> None:
     word = "FAIL" if result.violations else "ok"
     print(
-        f"seed {result.seed}: {word}  {len(result.faults_done)} faults, {result.prompts} prompts, "
-        f"{result.executions} executions, {result.events} events, readers broken off {result.breaks} times, "
-        f"{result.seconds:.0f} s, all over {result.recovery_s:.1f} s after the last fault",
+        f"seed {result.seed}: {word}  {sum(result.kills.values())} kills in {len(result.faults_done)} faults, "
+        f"{result.prompts} prompts, {result.executions} executions, {result.events} events, "
+        f"readers broken off {result.breaks} times, {result.seconds:.0f} s, "
+        f"all over {result.recovery_s:.1f} s after the last fault",
         flush=True,
     )
     if not result.violations:
@@ -74,32 +99,42 @@ def show(result: Result, options: argparse.Namespace) -> None:
         print(f"    {line}")
     for line in result.violations[:_SHOWN_MAX]:
         print(f"  ! {line}")
-    print(
-        f"  again: python -m tether_chaos --seed {result.seed} --rounds 1 --seconds {options.seconds:g} "
-        f"--conversations {options.conversations} --workspaces {options.workspaces} --services {options.services} "
-        "--keep DIR",
-        flush=True,
-    )
+    setup = " ".join(f"--{name} {getattr(options, name)}" for name in _SETUP)
+    print(f"  again: python -m tether_chaos --seed {result.seed} --rounds 1 {setup} --keep DIR", flush=True)
 
 
-def report(results: list[Result]) -> bool:
-    clean = bool(results) and not any(result.violations for result in results)
-    figures = {
-        "rounds": len(results),
-        "seeds": [result.seed for result in results],
-        "failed_seeds": [result.seed for result in results if result.violations],
-        "faults": sum(len(result.faults_done) for result in results),
-        "prompts": sum(result.prompts for result in results),
-        "executions": sum(result.executions for result in results),
-        "events": sum(result.events for result in results),
-        "violations": sum(len(result.violations) for result in results),
-        "recovery_s_max": round(max((result.recovery_s for result in results), default=0.0), 1),
-    }
-    environment = {"python": platform.python_version(), "machine": platform.machine(), "cpus": os.cpu_count()}
-    Path("reports").mkdir(exist_ok=True)
-    value = {"verdict": "pass" if clean else "fail", "figures": figures, "environment": environment}
-    Path("reports/chaos.json").write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
-    return clean
+def rounds(options: argparse.Namespace, state: report.State) -> None:
+    setup: dict[str, Any] = {name: getattr(options, name) for name in _SETUP}
+    began_s, done = time.monotonic(), 0
+    while True:
+        enough = (
+            (options.rounds is not None and done >= options.rounds)
+            or (options.minutes is not None and time.monotonic() - began_s >= 60 * options.minutes)
+            or (options.until_kills is not None and state.kills >= options.until_kills)
+        )
+        if enough:
+            return
+        result = one_round(options, state.next_seed(options.seed, options.stride))
+        state.add(report.entry(result, setup))
+        show(result, options)
+        done += 1
+
+
+def seeded(options: argparse.Namespace) -> int:
+    try:
+        state = report.State(options.state)
+    except (ValueError, KeyError) as error:
+        raise CliError(f"--state: {error}", remedy="name a file of this tool, or a new one") from None
+    rounds(options, state)
+    clean = report.write(state.rounds)
+    print(report.table(state.rounds))
+    if clean:
+        print("chaos: nothing lost, nothing doubled, nothing ran twice")
+        return 0
+    counted = any(one["counts"][column] for one in state.rounds for column in COLUMNS)
+    what = "" if counted else " (no event was lost or doubled; what was found is above)"
+    print(f"chaos: FAILED{what}; seeds {', '.join(map(str, report.failed(state.rounds)))}")
+    return 1
 
 
 def main() -> int:
@@ -107,19 +142,21 @@ def main() -> int:
     # What a client says when its server is killed is expected here.
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getpid(), signal.SIGINT))  # ends a round's set in order
-    results: list[Result] = []
     try:
-        for seed in range(options.seed, options.seed + options.rounds):
-            results.append(one_round(options, seed))
-            show(results[-1], options)
+        if options.failpoints:
+            from tether_chaos.failpoint_run import command as failpoints
+
+            return failpoints(options.only)
+        if options.flatness is not None:
+            from tether_chaos.flatness import command as flatness
+
+            return flatness(options.flatness)
+        return seeded(options)
     except CliError as error:
         print(f"chaos: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
-    clean = report(results)
-    print("chaos: nothing lost, nothing doubled, nothing ran twice" if clean else "chaos: FAILED")
-    return 0 if clean else 1
 
 
 if __name__ == "__main__":

@@ -1,34 +1,67 @@
-"""Faults on a running set: SIGKILL, or SIGSTOP and, after a while, SIGCONT. The set's own supervisors restart."""
+"""Faults on a running set: SIGKILL; SIGSTOP and, after a while, SIGCONT; a network that stalls or is cut; a full disk.
+
+The set's own supervisors restart what was killed. Every fault notes from when to when it lasted (`outages`): a killed
+child is up again when its next start is ready, a collector when it has said so in its log.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import os
 import signal
-from collections.abc import Iterable, Sequence
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 from tether.processes import ProcessId, identify, is_running, send_signal
+from tether_chaos.chaos_set import ChaosSet
+from tether_chaos.outages import Outage
 from tether_chaos.plan import ALL, SERVICES, Fault
 from tether_cli import state
 
+AT_EVENT_S: Final = 2.0  # without an event for so long the fault hits all the same
+_LOOK_S: Final = 0.03
+_UP_S: Final = 60.0
+_READY: Final = (b"service_ready",)
+_BALLAST_STEP: Final = 1 << 20
 
-def victims(data: Path, service: str) -> list[ProcessId]:
-    """Living processes of a service; a collector per sandbox."""
+
+@dataclass(frozen=True, slots=True)
+class Victim:
+    """`scope`: the workspace of a collector, else empty. `name`: of the set's child."""
+
+    tier: str
+    name: str
+    scope: str
+    process: ProcessId
+
+
+def victims(data: Path, service: str) -> list[Victim]:
+    """Living processes of a service: a collector per sandbox, a nats-server per node."""
     paths = state.Paths(data)
     if service != "collector":
         now = state.read(paths)
-        child = None if now is None else now.children.get(service)
-        return [child] if child is not None and is_running(child) else []
+        children = {} if now is None else now.children
+        return [
+            Victim(service, name, "", child)
+            for name, child in sorted(children.items())
+            if name.rstrip("0123456789") == service and is_running(child)
+        ]
     found = []
     for path in sorted((paths.agent / "sandboxes").glob("*/sandbox.json")):
         try:
-            pid = int(json.loads(path.read_bytes())["pid"])
+            recorded = json.loads(path.read_bytes())
+            pid, workspace = int(recorded["pid"]), str(recorded["workspace"])
         except (OSError, ValueError, KeyError, TypeError):
             continue  # just being written, or no collector runs
         identity = identify(pid)
         if identity is not None and b"tether_collector" in _command(pid):
-            found.append(identity)
+            found.append(Victim(service, service, workspace, identity))
     return found
 
 
@@ -39,14 +72,28 @@ def _command(pid: int) -> bytes:
         return b""
 
 
-class Saboteur:
-    """Does the faults of a plan. `done` says which found their victim; nothing stays frozen when it returns."""
+@dataclass(slots=True)
+class Done:
+    """What the saboteur did: sentences, kills by tier, and when what was out."""
 
-    def __init__(self, data: Path, services: Sequence[str] = SERVICES) -> None:
-        self._data = data
-        self._services = services
+    faults: list[str] = field(default_factory=list)
+    kills: Counter[str] = field(default_factory=Counter)
+    outages: list[Outage] = field(default_factory=list)
+
+
+class Saboteur:
+    """Does the faults of a plan. `next_event` waits for the next stored event. Nothing stays frozen, stalled or full
+    when `run` returns."""
+
+    def __init__(
+        self, services: ChaosSet, next_event: Callable[[], Awaitable[object]], tiers: Sequence[str] = SERVICES
+    ) -> None:
+        self._set = services
+        self._data = services.paths.root
+        self._tiers = tiers
+        self._next_event = next_event
         self._frozen: set[ProcessId] = set()
-        self.done: list[str] = []
+        self.done = Done()
 
     async def run(self, faults: Iterable[Fault]) -> None:
         loop = asyncio.get_running_loop()
@@ -55,28 +102,142 @@ class Saboteur:
             async with asyncio.TaskGroup() as group:
                 for number, fault in enumerate(faults):
                     await asyncio.sleep(fault.after_s)
-                    chosen = self._choose(fault)
-                    if chosen:
-                        pids = ", ".join(str(victim.pid) for victim in chosen)
-                        self.done.append(f"{loop.time() - began_s:6.2f} s  {fault} (pid {pids})")
-                    for victim in chosen:
-                        if fault.freeze_s is None:
-                            send_signal(victim, signal.SIGKILL)
-                        else:
-                            group.create_task(self._freeze(victim, fault.freeze_s), name=f"freeze-{number}")
+                    if fault.at_event:
+                        with contextlib.suppress(TimeoutError):
+                            async with asyncio.timeout(AT_EVENT_S):
+                                await self._next_event()
+                    hit = self._hit(fault, group, number)
+                    if hit:
+                        self.done.faults.append(f"{loop.time() - began_s:6.2f} s  {fault} ({hit})")
         finally:
             for victim in list(self._frozen):
                 send_signal(victim, signal.SIGCONT)
 
-    def _choose(self, fault: Fault) -> list[ProcessId]:
-        if fault.service == ALL:
-            return [victim for service in self._services for victim in victims(self._data, service)]
-        found = victims(self._data, fault.service)
-        return [found[int(fault.pick * len(found))]] if found else []
+    def _hit(self, fault: Fault, group: asyncio.TaskGroup, number: int) -> str:
+        """What was hit; empty where nothing could be."""
+        if fault.how == "disk":
+            group.create_task(self._fill_disk(fault.for_s), name=f"disk-{number}")
+            return "workspaces"
+        chosen = self._choose(fault)
+        if fault.how in ("stall", "cut"):
+            return self._network(fault, chosen, group, number)
+        for victim in chosen:
+            if fault.how == "kill":
+                self._kill(victim, group, number)
+            else:
+                group.create_task(self._freeze(victim, fault.for_s), name=f"freeze-{number}")
+        return ", ".join(f"pid {victim.process.pid}" for victim in chosen)
 
-    async def _freeze(self, victim: ProcessId, freeze_s: float) -> None:
-        if send_signal(victim, signal.SIGSTOP):
-            self._frozen.add(victim)
-            await asyncio.sleep(freeze_s)
-            send_signal(victim, signal.SIGCONT)
-            self._frozen.discard(victim)
+    def _choose(self, fault: Fault) -> list[Victim]:
+        """The fault's own service where it lives, else the next that does: while one restarts another can be hit."""
+        if fault.service == ALL:
+            return [victim for tier in self._tiers for victim in self._hittable(tier)]
+        at = self._tiers.index(fault.service)
+        for tier in (*self._tiers[at:], *self._tiers[:at]):
+            found = self._hittable(tier)
+            if found:
+                return [found[int(fault.pick * len(found))]]
+        return []
+
+    def _hittable(self, tier: str) -> list[Victim]:
+        found = victims(self._data, tier)
+        if tier == "nats" and len(found) < self._set.nodes:
+            return []  # a cluster of three bears the loss of one
+        return found
+
+    # --- processes ---
+
+    def _kill(self, victim: Victim, group: asyncio.TaskGroup, number: int) -> None:
+        log = self._collector_log(victim)
+        offset = log.stat().st_size if log is not None and log.exists() else 0
+        began_s = time.time()
+        if not send_signal(victim.process, signal.SIGKILL):
+            return
+        self._frozen.discard(victim.process)
+        self.done.kills[victim.tier] += 1
+        name = f"up-{victim.name}-{number}"
+        group.create_task(self._until_up(victim, began_s, log, offset), name=name)
+
+    async def _until_up(self, victim: Victim, began_s: float, log: Path | None, offset: int) -> None:
+        deadline_s = time.monotonic() + _UP_S
+        end_s: float | None = None
+        while end_s is None and time.monotonic() < deadline_s:
+            await asyncio.sleep(_LOOK_S)
+            if log is not None:
+                end_s = time.time() if _said_ready(log, offset) else None
+            else:
+                later = [at for process, at in self._set.ups[victim.name].items() if process != victim.process]
+                end_s = next((at for at in later if at > began_s), None)
+        self.done.outages.append(Outage(victim.tier, victim.scope, began_s, end_s))
+
+    def _collector_log(self, victim: Victim) -> Path | None:
+        if victim.tier != "collector":
+            return None
+        tenant = self._set.options.tenant
+        return self._set.paths.agent / "sandboxes" / f"{tenant}.{victim.scope}" / "collector.log"
+
+    async def _freeze(self, victim: Victim, for_s: float) -> None:
+        if not send_signal(victim.process, signal.SIGSTOP):
+            return
+        began_s = time.time()
+        self._frozen.add(victim.process)
+        try:
+            await asyncio.sleep(for_s)
+        finally:
+            send_signal(victim.process, signal.SIGCONT)
+            self._frozen.discard(victim.process)
+            self.done.outages.append(Outage(victim.tier, victim.scope, began_s, time.time()))
+
+    # --- network and disk ---
+
+    def _network(self, fault: Fault, chosen: Sequence[Victim], group: asyncio.TaskGroup, number: int) -> str:
+        if not chosen or chosen[0].tier == "nats":
+            return ""
+        tier = chosen[0].tier
+        proxy = self._set.proxies.get("agent" if tier == "collector" else tier)
+        if proxy is None:
+            return ""
+        now_s = time.time()
+        if fault.how == "cut":
+            self.done.outages.append(Outage(tier, "", now_s, now_s))
+            return f"{proxy.cut(tier)} connections of {tier}"
+
+        async def stall() -> None:
+            try:
+                await proxy.stall(tier, fault.for_s)
+            finally:
+                self.done.outages.append(Outage(tier, "", now_s, time.time()))
+
+        group.create_task(stall(), name=f"stall-{number}")
+        return tier
+
+    async def _fill_disk(self, for_s: float) -> None:
+        """Takes all that the workspaces' file system has left, where it is one of its own (see `disk`)."""
+        ballast = self._set.paths.workspaces / ".ballast"
+        if not os.path.ismount(self._set.paths.workspaces):
+            return
+        began_s = time.time()
+        try:
+            await asyncio.to_thread(_fill, ballast)
+            await asyncio.sleep(for_s)
+        finally:
+            ballast.unlink(missing_ok=True)
+            self.done.outages.append(Outage("collector", "", began_s, time.time()))
+
+
+def _fill(path: Path) -> None:
+    block = b"\0" * _BALLAST_STEP
+    with path.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while file.write(block) == len(block):
+            pass
+
+
+def _said_ready(log: Path, offset: int) -> bool:
+    try:
+        if log.stat().st_size < offset:
+            offset = 0  # put aside meanwhile
+        with log.open("rb") as file:
+            file.seek(offset)
+            return any(word in file.read() for word in _READY)
+    except OSError:
+        return False

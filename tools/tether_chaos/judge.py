@@ -15,16 +15,45 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tether.errors import Code
 from tether.events import EXECUTION_ENDED, RESPONSE_ENDED, SESSION_BOUND, USAGE, ConversationEvent, Event
 from tether_chaos.load import Outcome
 from tether_chaos.readers import Got
 from tether_collector.launching import derived_uuid
-from tether_oracle import KINDS, Truth, fact_of_event, judge
+from tether_oracle import KINDS, Truth, fact_of_event, judge, ledger_duplicates
 from tether_oracle.truth import ProcessTruth
 
 _DETAILS_MAX = 8
+COLUMNS = ("lost", "duplicated", "reordered", "second_prompts", "repeated_side_effects", "two_writers")
+# What a prompt of a mode may be told in the best of worlds: nobody to interject, another takeover that came later.
+_REFUSALS: Mapping[str, frozenset[Code]] = {
+    "interject": frozenset({Code.SESSION_STREAM_NOT_ACTIVE, Code.SESSION_BUSY, Code.TARGET_STALE}),
+    "takeover": frozenset({Code.REQUEST_SUPERSEDED}),
+}
+_OVERTAKEN = frozenset({Code.REQUEST_SUPERSEDED})
 _PROJECTED = frozenset({"text.completed", "tool.completed"})
 _ABORTED = frozenset({"stopped", "cancelled", "never_started", "lost", "failed"})
+
+
+class Fault(str):
+    """One sentence, and what it counts for in the table's columns (see COLUMNS); other faults count for none."""
+
+    __slots__ = ("counts",)
+    counts: dict[str, int]
+
+    def __new__(cls, text: str, **counts: int) -> Fault:
+        made = super().__new__(cls, text)
+        made.counts = {column: count for column, count in counts.items() if count}
+        return made
+
+
+def tally(faults: Iterable[str]) -> dict[str, int]:
+    """The fault columns of a table over these violations."""
+    total = dict.fromkeys(COLUMNS, 0)
+    for fault in faults:
+        for column, count in fault.counts.items() if isinstance(fault, Fault) else ():
+            total[column] += count
+    return total
 
 
 @dataclass(slots=True)
@@ -50,13 +79,15 @@ class Log:
 
 def sequence_faults(who: str, executions: Mapping[str, Sequence[Event]]) -> list[str]:
     """Ordinals must go on without a hole and without repetition."""
-    faults = []
+    faults: list[str] = []
     for execution, events in executions.items():
         expected = 1
         for event in events:
             if event.ordinal != expected:
-                what = "lost" if event.ordinal > expected else "doubled"
-                faults.append(f"{who}: {execution}: {what} at ordinal {expected}, got {event.ordinal} {event.type}")
+                missing = max(0, event.ordinal - expected)
+                what = "lost" if missing else "doubled"
+                text = f"{who}: {execution}: {what} at ordinal {expected}, got {event.ordinal} {event.type}"
+                faults.append(Fault(text, lost=missing, duplicated=int(not missing)))
             expected = max(expected, event.end + 1)
     return faults
 
@@ -71,7 +102,11 @@ def log_faults(log: Log) -> list[str]:
             if types[kind] > 1 or (kind == RESPONSE_ENDED and not types[kind]):
                 faults.append(f"log: {execution} has {kind} {types[kind]} times")
     ids = Counter(event.id for event in log.conversation)
-    faults += [f"log: the conversation's event {id_} is there {count} times" for id_, count in ids.items() if count > 1]
+    faults += [
+        Fault(f"log: the conversation's event {id_} is there {count} times", duplicated=count - 1)
+        for id_, count in ids.items()
+        if count > 1
+    ]
     return faults
 
 
@@ -81,11 +116,15 @@ def reader_faults(got: Got, log: Log) -> list[str]:
         events = got.executions.get(execution)
         if events is None or events[-1].end != last:
             had = 0 if events is None else events[-1].end
-            faults.append(f"{got.name}: {execution}: has {had} of {last} events")
+            faults.append(Fault(f"{got.name}: {execution}: has {had} of {last} events", lost=max(0, last - had)))
     ids = Counter(got.conversation)
     wanted = Counter(event.id for event in log.conversation)
     if ids != wanted:
-        faults.append(f"{got.name}: conversation events: lost {wanted - ids}, doubled {ids - wanted}")
+        lost, doubled = wanted - ids, ids - wanted
+        text = f"{got.name}: conversation events: lost {lost}, doubled {doubled}"
+        faults.append(Fault(text, lost=lost.total(), duplicated=doubled.total()))
+    elif got.conversation != [event.id for event in log.conversation]:
+        faults.append(Fault(f"{got.name}: conversation events are in another order than in the log", reordered=1))
     faults += [f"{got.name}: {trouble}" for trouble in got.trouble]
     return faults
 
@@ -105,7 +144,9 @@ def _compared(
     verdict = judge(truth, (fact_of_event(event) for event in events), processes=processes, kinds=kinds)
     if verdict.is_clean:
         return []
-    return [f"{who}, against its agent: {verdict}", *(f"    {line}" for line in verdict.details[:_DETAILS_MAX])]
+    counts = {"lost": verdict.lost, "duplicated": verdict.doubled + verdict.foreign, "reordered": verdict.out_of_order}
+    head = Fault(f"{who}, against its agent: {verdict}", **counts)
+    return [head, *(f"    {line}" for line in verdict.details[:_DETAILS_MAX])]
 
 
 def settled_of_item(item: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -130,7 +171,9 @@ def projection_faults(
     wanted = Counter(_usage(fact["body"]) for fact in log.facts() if fact["type"] == USAGE)
     had = Counter(_usage(entry) for entry in usage)
     if wanted != had:
-        faults.append(f"{who}: usage lost {dict(wanted - had)}, doubled {dict(had - wanted)}")
+        lost, doubled = wanted - had, had - wanted
+        text = f"{who}: usage lost {dict(lost)}, doubled {dict(doubled)}"
+        faults.append(Fault(text, lost=lost.total(), duplicated=doubled.total()))
     return faults
 
 
@@ -168,7 +211,7 @@ def overlap_faults(name: str, processes: Sequence[ProcessTruth]) -> list[str]:
     latest: ProcessTruth | None = None
     for process in sorted(processes, key=lambda one: one.started_at):
         if latest is not None and process.started_at < float(latest.records[-1]["at"]):
-            faults.append(f"{name}: agent {process.file} began while {latest.file} ran")
+            faults.append(Fault(f"{name}: agent {process.file} began while {latest.file} ran", two_writers=1))
         if latest is None or float(process.records[-1]["at"]) > float(latest.records[-1]["at"]):
             latest = process
     return faults
@@ -180,13 +223,13 @@ def prompt_faults(truth: Truth, outcomes: Sequence[Outcome], log: Log, cut: set[
     texts = [str(m["text"]) for p in truth.processes for m in _messages(p) if m["type"] == "prompt"]
     for text in texts:
         reached[text.split("\n", 1)[0].removeprefix("!say ")] += 1
-    faults = []
+    faults: list[str] = []
     for outcome in outcomes:
         request, count = outcome.prompt.request, reached[outcome.prompt.marker]
         if len(set(outcome.answers)) > 1:
             faults.append(f"request {request}: different answers {outcome.answers}")
         if count > 1:
-            faults.append(f"request {request}: reached an agent {count} times")
+            faults.append(Fault(f"request {request}: reached an agent {count} times", second_prompts=count - 1))
         submission = outcome.submission
         if submission is None:
             if count:
@@ -195,20 +238,42 @@ def prompt_faults(truth: Truth, outcomes: Sequence[Outcome], log: Log, cut: set[
         execution = submission.execution or ""
         may_miss = execution in cut and log.outcome(execution) in _ABORTED
         if not count and not may_miss:
-            faults.append(
-                f"request {request}: {submission.status} into {execution} ({log.outcome(execution)}), reached no agent"
-            )
+            what = f"{submission.status} into {execution} ({log.outcome(execution)}), reached no agent"
+            faults.append(Fault(f"request {request}: {what}", lost=1))
     return faults
 
 
-def outcome_faults(outcomes: Sequence[Outcome], log: Log, cut: set[str]) -> list[str]:
+def effect_faults(truth: Truth) -> list[str]:
+    """Side effects by the ledger, over the whole round."""
+    repeated = ledger_duplicates(truth)
+    return [Fault(f"{repeated} side effects were done more than once", repeated_side_effects=repeated)] * bool(repeated)
+
+
+def taken_over(outcomes: Sequence[Outcome], log: Log) -> set[str]:
+    """Executions that another prompt's takeover may have ended, or kept from starting."""
+    by = {o.submission.execution for o in outcomes if o.submission is not None and o.prompt.mode == "takeover"}
+    order = list(log.executions)
+    last = max((order.index(execution) for execution in by if execution in order), default=0)
+    return {execution for execution in order[:last] if log.outcome(execution) != "completed"}
+
+
+def outcome_faults(
+    outcomes: Sequence[Outcome], log: Log, cut: set[str], failing: frozenset[str] | set[str] = frozenset()
+) -> list[str]:
     """What nobody cut short completes: no fault of a service ends an agent."""
     faults = []
     for execution in log.executions:
         outcome = log.outcome(execution)
-        if execution not in cut and outcome != "completed":
+        expected = ("completed", "failed") if execution in failing else ("completed",)
+        if execution not in cut and outcome not in expected:
             faults.append(f"log: {execution} ended {outcome}: {json.dumps(log.executions[execution][-1].body)[:300]}")
-    faults += [f"request {o.prompt.request}: refused with {o.refused}" for o in outcomes if o.refused is not None]
+    overtaken = any(outcome.prompt.mode == "takeover" for outcome in outcomes)
+    for one in outcomes:
+        if one.refused is None:
+            continue
+        allowed = _REFUSALS.get(one.prompt.mode, frozenset()) | (_OVERTAKEN if overtaken else frozenset())
+        if one.refused not in allowed:
+            faults.append(f"request {one.prompt.request} ({one.prompt.mode}): refused with {one.refused}")
     return faults
 
 

@@ -1,10 +1,12 @@
-"""The users of a round: prompts, the same request again, races, answers, interrupts, stops. Each retries as a user of
+"""The users of a round: prompts, the same request again, races, interjections, takeovers, answers,
+interrupts, stops. Each retries as a user of
 the SDK would, always with the same ids, until it knows what became of it."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
@@ -30,6 +32,7 @@ class Outcome:
     submission: Submission | None = None
     refused: Code | None = None
     answers: list[tuple[str, str | None, str | None]] = field(default_factory=list)
+    sent_s: float = 0.0  # unix seconds
 
 
 @dataclass(slots=True)
@@ -52,7 +55,8 @@ class Talk:
     def __init__(self, plan: ConversationPlan, clients: Clients) -> None:
         self.plan = plan
         self.outcomes: list[Outcome] = []
-        self.cut: set[str] = set()  # executions that a user interrupted or stopped
+        self.cut: set[str] = set()  # executions that a user interrupted, stopped or took over
+        self.failing: set[str] = set()  # executions that got a prompt whose model fails
         self.answered = 0
         self._clients = clients
         self._ended: dict[str, bool] = {}  # execution → over, as the answering reader sees it
@@ -100,7 +104,8 @@ class Talk:
     # --- prompts ---
 
     async def _submit(self, prompt: PromptPlan) -> None:
-        outcome = Outcome(prompt)
+        await asyncio.sleep(prompt.after_s)
+        outcome = Outcome(prompt, sent_s=time.time())
         self.outcomes.append(outcome)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._send(outcome, self._clients.of(prompt.over), 0.0))
@@ -120,6 +125,7 @@ class Talk:
                     prompt.text,
                     agent="scripted",
                     workspace=self.plan.workspace,
+                    mode=prompt.mode,
                     request_id=prompt.request,
                     patience_s=PATIENCE_S,
                 )
@@ -132,6 +138,8 @@ class Talk:
                 pass
             else:
                 if got.status != "pending":
+                    if prompt.fails and got.execution is not None:
+                        self.failing.add(got.execution)
                     outcome.submission = got
                     outcome.answers.append((got.status, got.response_id, got.execution))
                     return

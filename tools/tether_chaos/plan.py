@@ -8,21 +8,32 @@ from typing import Final, Literal
 
 Over = Literal["http", "nats"]
 Fate = Literal["run", "interrupt", "stop"]
+Mode = Literal["auto", "interject", "takeover"]
+How = Literal["kill", "freeze", "stall", "cut", "disk"]
+ReaderKind = Literal["sse", "ws", "http", "nats", "durable"]
 SERVICES: Final = ("router", "agent", "backend", "collector", "nats")
+READER_KINDS: Final[tuple[ReaderKind, ...]] = ("sse", "ws", "http", "nats", "durable")
 ALL: Final = "everything"  # all that may be hit, at once
-_FREEZE_LONG_S: Final = 16.0  # longer than each lease lives
-_LONG_SHARE: Final = 0.08
-_ALL_SHARE: Final = 0.08
+READERS_OF_ONE: Final = 3  # readers of a conversation; kinds go round
+_FREEZE_LONG_S: Final = 16.5  # longer than each lease lives
+_LONG_SHARE: Final = 0.06
+_ALL_SHARE: Final = 0.06
 _RACE_SHARE: Final = 0.35
 _TWICE_SHARE: Final = 0.3
 _CUT_SHARE: Final = 0.12
+_FAIL_SHARE: Final = 0.08
+_JOIN_SHARE: Final = 0.25  # of turns that an interjection or a takeover follows
+_KILL_SHARE: Final = 0.72
+_AT_EVENT_SHARE: Final = 0.3  # of kills that wait for the next stored event: right after an ack
+_BURST: Final = (1, 4)
 
 
 @dataclass(frozen=True, slots=True)
 class PromptPlan:
     """`marker` stands in the text, so that the agent's record tells which prompts reached it. `again`: the same request
     is sent by the other transport as well, so many seconds later. `fate`: what a user does to it after `fate_after_s`.
-    `next_at_once`: what is said next does not wait for the end of this turn."""
+    `next_at_once`: what is said next does not wait for the end of this turn. `after_s`: sent so much later than its
+    turn's first. `fails`: its model fails."""
 
     request: str
     marker: str
@@ -32,47 +43,72 @@ class PromptPlan:
     fate: Fate
     fate_after_s: float
     next_at_once: bool
+    mode: Mode = "auto"
+    after_s: float = 0.0
+    fails: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ConversationPlan:
-    """`turns` come one after the other; the prompts of one turn race."""
+    """`turns` come one after the other; the prompts of one turn race. `readers`: who follows it."""
 
     name: str
     workspace: str
     turns: tuple[tuple[PromptPlan, ...], ...]
+    readers: tuple[ReaderKind, ...] = READER_KINDS[:READERS_OF_ONE]
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """After a pause of `after_s`. `freeze_s` None: SIGKILL; else SIGSTOP for so long. `pick` chooses among several;
-    `service` may be ALL."""
+    """After a pause of `after_s`. `for_s`: how long a freeze, a stall, a full disk lasts. `pick` chooses among several;
+    `service` may be ALL. `at_event`: right after the next event is stored."""
 
     after_s: float
     service: str
-    freeze_s: float | None
+    how: How
+    for_s: float
     pick: float
+    at_event: bool = False
 
     def __str__(self) -> str:
-        how = "killed" if self.freeze_s is None else f"frozen for {self.freeze_s:.1f} s"
-        return f"{self.service} {how}"
+        match self.how:
+            case "kill":
+                return f"{self.service} killed{' right after an ack' if self.at_event else ''}"
+            case "freeze":
+                return f"{self.service} frozen for {self.for_s:.1f} s"
+            case "stall":
+                return f"network of {self.service} stalled for {self.for_s:.1f} s"
+            case "cut":
+                return f"network of {self.service} cut"
+            case "disk":
+                return f"disk of the workspaces full for {self.for_s:.1f} s"
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One round."""
+    """One round. `nodes`: nats-servers."""
 
     seed: int
     conversations: tuple[ConversationPlan, ...]
     faults: tuple[Fault, ...]
     services: tuple[str, ...]
+    nodes: int = 1
 
 
-def draw(seed: int, *, conversations: int, workspaces: int, seconds: float, services: tuple[str, ...]) -> Plan:
-    """The same arguments draw the same plan."""
+def draw(
+    seed: int,
+    *,
+    conversations: int,
+    workspaces: int,
+    seconds: float,
+    services: tuple[str, ...],
+    rate: float = 1.0,
+    nodes: int = 1,
+) -> Plan:
+    """The same arguments draw the same plan. `rate`: faults a second, on average."""
     rng = random.Random(seed)
     drawn = [_conversation(rng, number, number % workspaces, seconds) for number in range(conversations)]
-    return Plan(seed, tuple(drawn), tuple(_faults(rng, seconds, services)), services)
+    return Plan(seed, tuple(drawn), tuple(_faults(rng, seconds, services, rate, nodes)), services, nodes)
 
 
 def _conversation(rng: random.Random, number: int, workspace: int, seconds: float) -> ConversationPlan:
@@ -80,21 +116,32 @@ def _conversation(rng: random.Random, number: int, workspace: int, seconds: floa
     turns: list[tuple[PromptPlan, ...]] = []
     for turn in range(max(2, int(seconds / 2))):
         racers = rng.randint(2, 4) if rng.random() < _RACE_SHARE else 1
-        turns.append(tuple(_prompt(rng, f"{name}-{turn}-{racer}") for racer in range(racers)))
-    return ConversationPlan(name, f"w{workspace}", tuple(turns))
+        prompts = [_prompt(rng, f"{name}-{turn}-{racer}") for racer in range(racers)]
+        if rng.random() < _JOIN_SHARE:
+            mode: Mode = rng.choice(("interject", "interject", "takeover"))
+            prompts.append(_prompt(rng, f"{name}-{turn}-{mode}", mode=mode, after_s=rng.uniform(0.2, 2.5)))
+        turns.append(tuple(prompts))
+    first = number * READERS_OF_ONE
+    kinds = tuple(READER_KINDS[(first + reader) % len(READER_KINDS)] for reader in range(READERS_OF_ONE))
+    return ConversationPlan(name, f"w{workspace}", tuple(turns), kinds)
 
 
-def _prompt(rng: random.Random, name: str) -> PromptPlan:
-    fate: Fate = rng.choice(("interrupt", "stop")) if rng.random() < _CUT_SHARE else "run"
+def _prompt(rng: random.Random, name: str, *, mode: Mode = "auto", after_s: float = 0.0) -> PromptPlan:
+    fate: Fate = rng.choice(("interrupt", "stop")) if mode == "auto" and rng.random() < _CUT_SHARE else "run"
+    fails = rng.random() < _FAIL_SHARE
+    text = script(rng, f"<{name}>")
     return PromptPlan(
         request=name,
         marker=f"<{name}>",
-        text=script(rng, f"<{name}>"),
+        text=f"{text}\n!fail overloaded" if fails else text,
         over=rng.choice(("http", "nats")),
         again_after_s=rng.choice((0.0, 0.0, 0.5, 3.0)) if rng.random() < _TWICE_SHARE else None,
         fate=fate,
         fate_after_s=rng.uniform(0.0, 2.5),
         next_at_once=rng.random() < 0.3,
+        mode=mode,
+        after_s=after_s,
+        fails=fails,
     )
 
 
@@ -107,6 +154,7 @@ def script(rng: random.Random, marker: str) -> str:
                 (
                     f"!deltas {rng.randint(5, 120)} {rng.randint(1, 10)}",
                     f"!lines {rng.randint(5, 80)} {rng.randint(1, 15)}",
+                    f"!flood {rng.randint(200, 1500)}",
                     f"!tool work {rng.randint(0, 400)} {rng.choice((10, 2_000, 300_000))}",
                     "!ask deploy",
                     "!ask first second",
@@ -124,17 +172,29 @@ def script(rng: random.Random, marker: str) -> str:
     return "\n".join([f"!say {marker}", "!tool first", *steps, f"!usage {rng.randint(1, 999)} {rng.randint(1, 999)}"])
 
 
-def _faults(rng: random.Random, seconds: float, services: tuple[str, ...]) -> list[Fault]:
+def _faults(rng: random.Random, seconds: float, services: tuple[str, ...], rate: float, nodes: int) -> list[Fault]:
+    """Bursts with rests between them: what is just recovering is hit again, and there are times in which work goes on."""
     faults: list[Fault] = []
     at = 0.0
+    mean_s = (_BURST[0] + _BURST[1]) / 2 / rate
     while services:
-        pause = rng.uniform(0.05, 2.0)
-        at += pause
-        if at > seconds:
-            break
-        freeze: float | None = None
-        if rng.random() < 0.35:
-            freeze = _FREEZE_LONG_S if rng.random() < _LONG_SHARE else rng.uniform(0.3, 4.0)
-        service = ALL if rng.random() < _ALL_SHARE else rng.choice(services)
-        faults.append(Fault(pause, service, freeze, rng.random()))
+        for number in range(rng.randint(*_BURST)):
+            pause = rng.uniform(0.4, 1.6) * mean_s if number == 0 else rng.uniform(0.02, 0.4)
+            at += pause
+            if at > seconds:
+                return faults
+            faults.append(_fault(rng, pause, services, nodes))
     return faults
+
+
+def _fault(rng: random.Random, pause: float, services: tuple[str, ...], nodes: int) -> Fault:
+    service = ALL if rng.random() < _ALL_SHARE and nodes == 1 else rng.choice(services)
+    pick = rng.random()
+    if rng.random() < _KILL_SHARE or service == ALL:
+        return Fault(pause, service, "kill", 0.0, pick, at_event=rng.random() < _AT_EVENT_SHARE)
+    how: How = rng.choice(("freeze", "freeze", "stall", "cut", "disk"))
+    if service == "nats" or (nodes > 1 and how != "disk"):
+        how = "freeze"  # nobody's proxy: all of them, or none
+    long = rng.random() < _LONG_SHARE
+    for_s = _FREEZE_LONG_S if long else rng.uniform(0.3, 4.0)
+    return Fault(pause, service, how, for_s, pick)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import random
+import subprocess
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -22,30 +24,40 @@ from tether.errors import BusError, TetherError
 from tether.events import ConversationEvent
 from tether.frames import decode
 from tether_chaos import judge
-from tether_chaos.faults import Saboteur
+from tether_chaos.chaos_set import ChaosSet
+from tether_chaos.faults import Done, Saboteur
 from tether_chaos.load import Clients, Talk
+from tether_chaos.outages import Chain, start_sample, stream_samples
 from tether_chaos.plan import Plan
-from tether_chaos.readers import Got, read_on
-from tether_cli.set import ServiceSet, SetOptions
+from tether_chaos.readers import Got, read_bare, read_on
+from tether_chaos.writers import WriterWatch
+from tether_cli.set import SetOptions
 from tether_cli.state import SetState
 from tether_oracle import load_truth
 
 SETTLE_S: Final = 120.0  # after the last fault: everything that was begun is over, or it never will be
 CATCH_UP_S: Final = 45.0
+BACK_OFF_MAX_S: Final = 0.5  # of the set's supervisor: who is killed again and again is started again soon
+DISK_BYTES: Final = 512 << 20
 _LOOK_S: Final = 0.1
+_HTTP_TIERS: Final = frozenset({"backend", "nats", "collector"})
+_NATS_TIERS: Final = frozenset({"nats", "collector"})
 
 
 @dataclass(slots=True)
 class Result:
-    """Figures of a round and every violation found."""
+    """Figures of a round and every violation found. `reattach_s`: samples by tier."""
 
     seed: int
     faults_done: list[str] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
+    kills: dict[str, int] = field(default_factory=dict)
+    reattach_s: dict[str, list[float]] = field(default_factory=dict)
     prompts: int = 0
     executions: int = 0
     events: int = 0
     breaks: int = 0
+    looks: int = 0
     seconds: float = 0.0
     recovery_s: float = 0.0
 
@@ -61,6 +73,10 @@ class Round:
         self.result = Result(plan.seed)
         self._talks: list[Talk] = []
         self._readers: dict[str, list[Got]] = {}
+        self._pulse = asyncio.Event()
+        self._done = Done()
+        self._watch = WriterWatch(self.truth)
+        self._conversations: dict[str, str] = {}
 
     async def run(self) -> Result:
         began_s = time.monotonic()
@@ -68,25 +84,40 @@ class Round:
         self._agents.write_text(
             f"[agents.scripted]\nenv = {{ TETHER_SCRIPTED_TRUTH = {json.dumps(str(self.truth))} }}\n"
         )
-        options = SetOptions(data=self.data, agents_file=self._agents, log="quiet", log_level="info", ephemeral=True)
-        async with ServiceSet(options) as services:
-            failing = asyncio.create_task(services.failed(), name="set-failed")
-            try:
-                work = asyncio.create_task(self._work(services.state), name="round")
-                await asyncio.wait({failing, work}, return_when=asyncio.FIRST_COMPLETED)
-                if failing.done():
-                    work.cancel()
-                    await asyncio.gather(work, return_exceptions=True)
-                    self.result.violations.append(f"the set failed: {failing.exception()}")
-                else:
-                    work.result()
-            finally:
-                failing.cancel()
-                await asyncio.gather(failing, return_exceptions=True)
+        options = SetOptions(
+            data=self.data,
+            agents_file=self._agents,
+            log="quiet",
+            log_level="info",
+            ephemeral=True,
+            back_off_max_s=BACK_OFF_MAX_S,
+        )
+        with _own_disk(self.data / "workspaces", wanted=any(fault.how == "disk" for fault in self.plan.faults)):
+            async with ChaosSet(options, nodes=self.plan.nodes) as services:
+                await self._guarded(services)
         self.result.seconds = time.monotonic() - began_s
         return self.result
 
-    async def _work(self, up: SetState) -> None:
+    async def _guarded(self, services: ChaosSet) -> None:
+        failing = asyncio.create_task(services.failed(), name="set-failed")
+        watching = asyncio.create_task(self._watch.run(), name="writer-watch")
+        try:
+            work = asyncio.create_task(self._work(services), name="round")
+            await asyncio.wait({failing, work, watching}, return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                work.result()
+            else:
+                work.cancel()
+                await asyncio.gather(work, return_exceptions=True)
+                failed = failing if failing.done() else watching
+                self.result.violations.append(f"{failed.get_name()}: {failed.exception()}")
+        finally:
+            for task in (failing, watching):
+                task.cancel()
+            await asyncio.gather(failing, watching, return_exceptions=True)
+
+    async def _work(self, services: ChaosSet) -> None:
+        up = services.state
         clients = Clients(
             Client.http(up.http_url, up.token),
             Client.nats(up.nats_url, NatsCredentials(user=up.nats_user, password=up.nats_password), tenant=up.tenant),
@@ -94,33 +125,40 @@ class Round:
         async with contextlib.aclosing(_closing(clients)) as closing:
             await anext(closing)
             async with asyncio.TaskGroup() as readers:
-                tasks = self._start_readers(readers, clients)
+                tasks = self._start_readers(readers, up, clients)
                 try:
-                    await self._load(clients)
+                    await self._load(services, clients)
                     await self._judge(up, clients)
                 finally:
                     for task in tasks:
                         task.cancel()
+            self._measure()
 
-    def _start_readers(self, group: asyncio.TaskGroup, clients: Clients) -> list[asyncio.Task[None]]:
+    def _start_readers(self, group: asyncio.TaskGroup, up: SetState, clients: Clients) -> list[asyncio.Task[None]]:
         rng = random.Random(self.plan.seed)
         tasks = []
         for conversation in self.plan.conversations:
-            readers = [
-                (Got(f"{conversation.name} SSE"), clients.http),
-                (Got(f"{conversation.name} NATS"), clients.nats),
-            ]
-            self._readers[conversation.name] = [got for got, _ in readers]
-            for got, client in readers:
+            found = [Got(f"{conversation.name} {kind}", kind, pulse=self._pulse) for kind in conversation.readers]
+            self._readers[conversation.name] = found
+            for got in found:
                 own = random.Random(rng.random())
-                work = read_on(got, client, conversation.name, own, asyncio.Event())
+                if got.kind in ("sse", "ws"):
+                    work = read_bare(got, up, conversation.name, own)
+                else:
+                    client = clients.http if got.kind == "http" else clients.nats
+                    work = read_on(got, client, conversation.name, own)
                 tasks.append(group.create_task(work, name=f"reader {got.name}"))
         return tasks
 
-    async def _load(self, clients: Clients) -> None:
+    async def _next_event(self) -> None:
+        self._pulse.clear()
+        await self._pulse.wait()
+
+    async def _load(self, services: ChaosSet, clients: Clients) -> None:
         self._talks = [Talk(conversation, clients) for conversation in self.plan.conversations]
-        saboteur = Saboteur(self.data, self.plan.services)
-        self.result.faults_done = saboteur.done
+        saboteur = Saboteur(services, self._next_event, self.plan.services)
+        self._done = saboteur.done
+        self.result.faults_done = saboteur.done.faults
         seconds = sum(fault.after_s for fault in self.plan.faults)
         try:
             async with asyncio.timeout(seconds + SETTLE_S), asyncio.TaskGroup() as group:
@@ -134,6 +172,39 @@ class Round:
                 self.result.violations += [f"{talk.plan.name}: {line}" for line in talk.open()]
         else:
             self.result.recovery_s = time.monotonic() - calm_s
+
+    def _measure(self) -> None:
+        """Kills by tier, re-attach samples, two writers: what was seen from outside."""
+        self.result.kills = dict(self._done.kills)
+        self.result.looks = self._watch.looks
+        conflicts = self._watch.conflicts(self._conversations)
+        self.result.violations += [judge.Fault(line, two_writers=1) for line in conflicts]
+        self.result.violations += judge.effect_faults(load_truth(self.truth))
+        for talk in self._talks:
+            for got in self._readers[talk.plan.name]:
+                tiers = _NATS_TIERS if got.kind in ("nats", "durable") else _HTTP_TIERS
+                self._add(stream_samples(self._done.outages, Chain(tiers, talk.plan.workspace, got.receipts)))
+            self._measure_starts(talk)
+
+    def _measure_starts(self, talk: Talk) -> None:
+        """Router and agent service: from when a prompt could begin to the first event of its execution."""
+        reader = next((g for g in self._readers[talk.plan.name] if g.kind == "nats"), self._readers[talk.plan.name][0])
+        order = sorted(reader.begins, key=lambda execution: reader.begins[execution])
+        for outcome in talk.outcomes:
+            execution = None if outcome.submission is None else outcome.submission.execution
+            if execution is None or outcome.prompt.mode != "auto" or execution not in reader.begins:
+                continue
+            place = order.index(execution)
+            before_s = reader.ends[order[place - 1]] if place else 0.0
+            tiers = _HTTP_TIERS | {"router", "agent"}
+            due_s, began_s = max(outcome.sent_s, before_s), reader.begins[execution]
+            sample = start_sample(self._done.outages, Chain(tiers, talk.plan.workspace), due_s, began_s)
+            if sample is not None and sample[0] in ("router", "agent"):
+                self._add({sample[0]: [sample[1]]})
+
+    def _add(self, samples: Mapping[str, Sequence[float]]) -> None:
+        for tier, found in samples.items():
+            self.result.reattach_s.setdefault(tier, []).extend(round(sample, 3) for sample in found)
 
     # --- the verdict ---
 
@@ -152,9 +223,11 @@ class Round:
                     add += judge.agent_faults(got.name, truth, processes, got.executions)
                     self.result.breaks += got.breaks
                 add += judge.overlap_faults(talk.plan.name, [one for found in processes.values() for one in found])
-                add += judge.prompt_faults(truth, talk.outcomes, log, talk.cut)
-                add += judge.outcome_faults(talk.outcomes, log, talk.cut)
+                cut = talk.cut | judge.taken_over(talk.outcomes, log)
+                add += judge.prompt_faults(truth, talk.outcomes, log, cut)
+                add += judge.outcome_faults(talk.outcomes, log, cut, talk.failing)
                 await self._projection(up, clients, talk, log)
+                self._conversations |= dict.fromkeys(log.executions, talk.plan.name)
                 self.result.prompts += len(talk.outcomes)
                 self.result.executions += len(log.executions)
                 self.result.events += sum(log.ends().values())
@@ -223,6 +296,23 @@ async def _until(condition: Callable[[], Awaitable[bool]], timeout_s: float) -> 
             return False
         await asyncio.sleep(_LOOK_S)
     return True
+
+
+@contextlib.contextmanager
+def _own_disk(folder: Path, *, wanted: bool) -> Iterator[None]:
+    """A small file system for the workspaces, so that it can be filled; without the right to mount there is none, and
+    faults of the disk do nothing."""
+    if not wanted or os.geteuid() != 0:
+        yield
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES},mode=0700", "tether-chaos", str(folder)]
+    mounted = subprocess.run(mount, capture_output=True, check=False).returncode == 0
+    try:
+        yield
+    finally:
+        if mounted:
+            subprocess.run(["umount", "--lazy", str(folder)], capture_output=True, check=False)
 
 
 async def _closing(clients: Clients) -> AsyncGenerator[None, None]:

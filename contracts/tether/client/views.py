@@ -16,6 +16,7 @@ from tether.api import (
     InteractionView,
     ItemView,
     MessageView,
+    RecoveryView,
     ResponseView,
     UsageView,
 )
@@ -175,6 +176,10 @@ def history_of(
         interactions=[],
         gaps=[],
         usage=[],
+        recoveries=[
+            RecoveryView(place=place, **{name: value for name, value in body.items() if name != "corrupt"})
+            for place, body in enumerate(told.recoveries, start=len(places) + 1)
+        ],
     )
     for response in told.responses:
         place = places.get(response.request, 0)

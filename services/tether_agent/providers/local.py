@@ -83,6 +83,7 @@ class _Sandbox:
     early_exits: int = 0
     epoch: int = -1  # of the bus, when the first of these exits was counted
     refused: str = ""  # why the collector refuses to start
+    instance: str | None = None  # of the last collector that is known to have been ready
 
     @property
     def alive(self) -> bool:

@@ -2,7 +2,7 @@
 
     hole       ordinals were given up: neither the log nor a copy had them
     cold       the rows are of before a cold start (an older database, another stream): what they say may be too little
-    unknown    the rows say that it runs, and its conversation's owner record says that it does not
+    unknown    the rows say that it runs, and its conversation's owner record has said for a while that it does not
 
     candidate ── due ──▶ attempt ──repaired, or nothing was wrong──▶ resolved
                    ▲        └──nobody has it for now──▶ later ──┐
@@ -34,7 +34,9 @@ Why = Literal["hole", "cold", "unknown"]
 QUICK_S: Final = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4)  # between the quick attempts
 _GROWTH_S: Final = 10.0  # of the interval after them
 _COLD_FIRST_S: Final = 5.0
-_UNKNOWN_SEEN: Final = 2  # scans in a row: rows lag behind the owner record for a moment at every end
+UNKNOWN_GRACE_S: Final = (
+    45.0  # rows lag behind the owner record for a moment at every end: longer than a scan's interval
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +137,6 @@ class _Known:
     due_s: float
     attempts: int = 0
     number: int = 0  # of the attempt that runs, else 0
-    seen: int = 1
 
 
 @dataclass(slots=True)
@@ -143,6 +144,7 @@ class Recovery:
     """One tenant's. Times are of one monotonic clock, in seconds."""
 
     concurrency_max: int = COLD_CANDIDATES_CONCURRENCY
+    unknown_grace_s: float = UNKNOWN_GRACE_S
     _known: dict[str, _Known] = field(default_factory=dict)
     _numbers: int = 0
     _running: int = 0
@@ -159,7 +161,7 @@ class Recovery:
         """When the next attempt is due; None where none waits, or none may begin."""
         if self._running >= self.concurrency_max:
             return None
-        waiting = [one.due_s for one in self._known.values() if not one.number and self._ripe(one)]
+        waiting = [one.due_s for one in self._known.values() if not one.number]
         return min(waiting, default=None)
 
     def apply(self, event: Input) -> list[Effect]:
@@ -186,10 +188,10 @@ class Recovery:
         for execution, candidate in found.items():
             before = self._known.get(execution)
             if before is None:
-                self._known[execution] = _Known(candidate, event.at_s)
+                wait_s = self.unknown_grace_s if candidate.why == "unknown" else 0.0
+                self._known[execution] = _Known(candidate, event.at_s + wait_s)
                 continue
-            before.seen += 1
-            if candidate.watched != before.candidate.watched:
+            if candidate.watched != before.candidate.watched and candidate.why != "unknown":
                 # A reader came: it is tried at once. The last one left: what it waited for ends with it.
                 effects += [] if candidate.watched else self._end(before)
                 before.attempts = 0
@@ -217,7 +219,7 @@ class Recovery:
             known.due_s = event.at_s + delay_s(known.candidate.watched, known.attempts)
 
     def _begin(self, at_s: float) -> list[Effect]:
-        due = [one for one in self._known.values() if not one.number and one.due_s <= at_s and self._ripe(one)]
+        due = [one for one in self._known.values() if not one.number and one.due_s <= at_s]
         due.sort(key=lambda one: (not one.candidate.watched, one.due_s))
         effects: list[Effect] = []
         for one in due[: self.concurrency_max - self._running]:
@@ -226,7 +228,3 @@ class Recovery:
             effects.append(Attempt(one.candidate, one.number))
         self._running += len(effects)
         return effects
-
-    @staticmethod
-    def _ripe(one: _Known) -> bool:
-        return one.candidate.why != "unknown" or one.seen >= _UNKNOWN_SEEN

@@ -28,7 +28,8 @@ from tether import subjects
 from tether.api import PAGE_DEFAULT, ConversationHistory
 from tether.cursor import Cursor, Standing
 from tether.cursor import judge as judge_cursor
-from tether.errors import BusError, Code, ProblemError, problem
+from tether.errors import BusError, Code, Problem, ProblemError, problem
+from tether.events import ConversationEvent
 from tether.failpoints import failpoint
 from tether.ids import default_workspace
 from tether.limits import SSE_BUFFER_BYTES_MAX, SSE_HEARTBEAT_S
@@ -329,7 +330,6 @@ class Course:
 
     async def _fill(self, hole: Hole) -> None:
         """Told once: the problem, and the state with what the projection has of it. The reader stays where it is."""
-        view = self._view
         what = problem(
             Code.RETENTION_GAP,
             "events of an execution are no longer retained; a snapshot follows",
@@ -337,10 +337,16 @@ class Course:
             first=hole.first,
             last=hole.last,
         )
+        await self._refresh(what)
+
+    async def _refresh(self, what: Problem | None = None) -> None:
+        """The state as the projection has it, for a reader that stays where it is; before it, why."""
+        view = self._view
         history = await history_page(self._deps, view.tenant, view.conversation, None, PAGE_DEFAULT)
         view.learn(_applied(history))
         history = history.model_copy(update={"cursor": view.encoded_cursor})
-        self._put(view.problem_frame(what))
+        if what is not None:
+            self._put(view.problem_frame(what))
         self._put(view.snapshot_frame(history.model_dump_json(exclude_none=True).encode()))
 
     async def _round(self) -> None:
@@ -382,6 +388,14 @@ class Course:
                 found = self._view.take(message)
         assert not isinstance(found, Hole)
         self._put(found.data)
+        if self._repaired(message):
+            await self._refresh()
+
+    def _repaired(self, message: LogMessage) -> bool:
+        """What this reader was told to be missing is there again: it is shown at once."""
+        event = message.content
+        is_note = isinstance(event, ConversationEvent) and event.type == ev.RECOVERY and "execution" in event.body
+        return is_note and message.sequence > self._view.watermark and self._view.end is None
 
     # --- live ---
 

@@ -8,7 +8,6 @@ from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 
-from tether import subjects
 from tether.api import (
     ITEMS_PAGE_MAX,
     ControlAnswer,
@@ -20,16 +19,13 @@ from tether.api import (
     SandboxList,
     SandboxView,
 )
-from tether.blobs import snapshot_of
-from tether.control import ControlRequest
-from tether.cursor import Cursor, tag_of
+from tether.cursor import Cursor
 from tether.errors import Code, ProblemError, problem
-from tether.fold import Applied, ExecutionFold, ExecutionState
-from tether.frames import Frame
+from tether.fold import ExecutionState
 from tether.ids import TOKEN_PATTERN, ExecutionTarget, new_id
-from tether.sandbox import CAN_SNAPSHOT
 from tether.snapshot import Snapshot, Watermark, take
-from tether_backend.core.stream import decode
+from tether.snapshots import Absence, Found, Snapshots, target_of
+from tether.subjects import EventAddress
 from tether_backend.http.controls import Settled, answer_of, ask_receipt, find_target, receipt_of, send, settled
 from tether_backend.http.parse import (
     LIMIT_DEFAULT,
@@ -107,8 +103,8 @@ async def get_items(
 
 @router.get("/v1/executions/{execution}/snapshot", response_model=ExecutionSnapshot)
 async def get_snapshot(execution: ExecutionId, who: Who, deps: With) -> Any:
-    """Of a living execution from its collector, else folded from the log, else from the projection's rows. Reading
-    wakes no sandbox."""
+    """Of a living execution from its collector, of one that has ended folded from the log, else the collector's final
+    one; what none of them has, from the projection's rows. Reading wakes no sandbox."""
     place = await deps.history.place(who.tenant, execution)
     owner = None
     if place is not None:
@@ -118,48 +114,24 @@ async def get_snapshot(execution: ExecutionId, who: Who, deps: With) -> Any:
     target = owner.target if owner is not None and owner.target is not None else None
     if target is not None and target.execution == execution:
         place = place or Place(target.workspace, target.conversation, execution)
-        live = await _live(deps, target)
-        if live is not None:
-            return _snapshot_answer(who.tenant, place, "collector", live)
     if place is None:
         raise ProblemError(problem(Code.NOT_FOUND, "execution: there is none of this id"))
-    folded = await _folded(deps, who.tenant, place, target)
-    if folded is not None:
-        return _snapshot_answer(who.tenant, place, "log", folded)
+    address = EventAddress(who.tenant, place.workspace, place.conversation, execution)
+    rows = await deps.history.state(who.tenant, execution)
+    found = await Snapshots(deps.bus, who.tenant).get(address, None if rows is None else known_target(rows[1]))
+    if isinstance(found, Found):
+        return _snapshot_answer(who.tenant, place, found.source, found.snapshot)
+    if rows is None and found.why is Absence.CAPABILITY_MISSING:
+        raise ProblemError(problem(Code.CAPABILITY_MISSING, found.detail))
     return await _from_rows(deps, who.tenant, place, target)
 
 
-async def _live(deps: Deps, target: ExecutionTarget) -> Snapshot | None:
-    """The collector's own, if it is registered and can; None otherwise (an older peer is not asked)."""
-    registration = await deps.runtime.registration(target)
-    if registration is None or CAN_SNAPSHOT not in registration.capabilities:
+def known_target(state: ExecutionState) -> ExecutionTarget | None:
+    """As the rows have it."""
+    try:
+        return ExecutionTarget.model_validate(state.target or {})
+    except ValidationError:
         return None
-    request = ControlRequest(control=new_id("ctl"), verb="snapshot", target=target)
-    reply = await deps.runtime.control(target.tenant, target.workspace, request)
-    return await snapshot_of(deps.bus, target.tenant, target.workspace, reply.result)
-
-
-async def _folded(deps: Deps, tenant: str, place: Place, target: ExecutionTarget | None) -> Snapshot | None:
-    """The fold of the whole log; None where it is not whole or empty."""
-    stream = subjects.events_stream(tenant)
-    subject = subjects.event(tenant, place.workspace, place.conversation, place.execution)
-    fold = ExecutionFold()
-    after, stored_at_ns = 0, 0
-    while True:
-        batch = await deps.bus.read(stream, after, subject)
-        for stored in batch:
-            frame = decode(stored.subject, stored.sequence, stored.stored_at_ns, stored.data).content
-            if not isinstance(frame, Frame):
-                return None
-            if any(fold.apply(event) is Applied.HOLE for event in frame.events):
-                return None
-            after, stored_at_ns = stored.sequence, stored.stored_at_ns
-        if not batch:
-            break
-    if after == 0:
-        return None
-    mark = Watermark(ordinal=fold.applied, sequence=after, tag=tag_of(stored_at_ns))
-    return _taken(fold.freeze(), place, tenant, target, mark)
 
 
 async def _from_rows(deps: Deps, tenant: str, place: Place, target: ExecutionTarget | None) -> Any:
@@ -175,19 +147,7 @@ def _taken(
     state: ExecutionState, place: Place, tenant: str, target: ExecutionTarget | None, mark: Watermark
 ) -> Snapshot:
     if target is None or target.execution != place.execution:
-        try:
-            target = ExecutionTarget.model_validate(state.target or {})
-        except ValidationError:
-            target = ExecutionTarget(
-                tenant=tenant,
-                workspace=place.workspace,
-                conversation=place.conversation,
-                response="unknown",
-                response_generation=0,
-                execution=place.execution,
-                execution_generation=0,
-                sandbox="unknown",
-            )
+        target = target_of(state, EventAddress(tenant, place.workspace, place.conversation, place.execution))
     at = state.ended_at or state.response_ended_at or state.started_at or 0
     return take(target, state, mark, captured_at=at)
 

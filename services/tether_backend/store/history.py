@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import sqlalchemy as sa
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from tether import events as ev
@@ -22,6 +22,7 @@ from tether.api import (
     ItemList,
     ItemView,
     MessageView,
+    RecoveryView,
     ResponseView,
     UsageView,
 )
@@ -86,6 +87,7 @@ class History:
             interactions=[_interaction(one) for one in interactions],
             gaps=[_gap(one) for one in gaps],
             usage=used,
+            recoveries=[_recovery(one) for one in entries if one.type == ev.RECOVERY],
             items_omitted=sum(one.items for one in executions) - len(items),
             before=first if more else None,
         )
@@ -448,6 +450,13 @@ def _response(row: Any, states: dict[str, ExecutionState]) -> ResponseView:
         ended_at=(state.response_ended_at or state.ended_at) if state is not None else None,
         superseded_by=row.superseded_by,
     )
+
+
+def _recovery(row: Any) -> RecoveryView:
+    try:
+        return RecoveryView(place=row.place, at=row.at, **ev.Recovery.model_validate(row.body).model_dump())
+    except ValidationError:
+        return RecoveryView(place=row.place, at=row.at)
 
 
 def _failure(row: Any) -> FailureView:

@@ -39,9 +39,7 @@ class Wanted:
     note: dict[str, Any] | None = None
 
 
-async def mark_given_up(
-    database: Database, connection: AsyncConnection, changes: Sequence[ExecutionChange]
-) -> bool:
+async def mark_given_up(database: Database, connection: AsyncConnection, changes: Sequence[ExecutionChange]) -> bool:
     """Mark the executions of which ordinals were given up; whether there are any."""
     rows = [
         {
@@ -57,7 +55,10 @@ async def mark_given_up(
         for change in changes
         if change.given_up
     ]
-    await database.upsert(connection, schema.recoveries, rows)
+    statement = database.insert(schema.recoveries)
+    newer = {name: statement.excluded[name] for name in ("mark", "why", "at")}  # a note that waits is kept
+    marking = statement.on_conflict_do_update(index_elements=["tenant", "execution"], set_=newer)
+    await database.execute_many(connection, marking, rows)
     return bool(rows)
 
 
@@ -95,9 +96,7 @@ async def drop_items(connection: AsyncConnection, tenant: str, execution: str) -
     await connection.execute(sa.delete(schema.items).where(its.tenant == tenant, its.execution == execution))
 
 
-async def settle(
-    connection: AsyncConnection, tenant: str, execution: str, note: dict[str, Any] | None
-) -> None:
+async def settle(connection: AsyncConnection, tenant: str, execution: str, note: dict[str, Any] | None) -> None:
     """Nothing is missing any more. With a note it stays until that is told; a note that waits already is kept."""
     table = schema.recoveries
     mine = (table.c.tenant == tenant) & (table.c.execution == execution)
@@ -161,14 +160,15 @@ class Recoveries:
             rows = (await connection.execute(query)).all()
         return [self._wanted(row, cast(Why, row.why), row.mark, row.note) for row in rows]
 
-    async def unfinished(self) -> list[Wanted]:
-        """What the rows call unfinished, whether marked or not."""
+    async def unfinished(self, after: str) -> list[Wanted]:
+        """What the rows call unfinished, whether marked or not: a page of those whose name comes after this one."""
         runs = schema.executions.c
         query = (
             sa.select(
                 runs.execution, runs.conversation, runs.workspace, runs.phase, runs.updated_at, runs.state, runs.applied
             )
-            .where(runs.tenant == self._tenant, _unfinished())
+            .where(runs.tenant == self._tenant, _unfinished(), runs.execution > after)
+            .order_by(runs.execution)
             .limit(SCAN_MAX)
         )
         async with self._database.read() as connection:
@@ -189,12 +189,19 @@ class Recoveries:
             note=note,
         )
 
+    async def note(self, execution: str) -> dict[str, Any] | None:
+        """What is to be told of it."""
+        table = schema.recoveries.c
+        query = sa.select(table.note).where(table.tenant == self._tenant, table.execution == execution)
+        async with self._database.read() as connection:
+            found = await connection.scalar(query)
+        return None if found is None else dict(found)
+
     async def settled(self, execution: str, mark: int) -> None:
-        """Forget a mark: nothing is to be repaired, or the note was told. One that was made anew meanwhile stays."""
+        """Forget a mark: nothing is to be repaired, or the note was told. One that was made anew meanwhile stays,
+        without the note."""
         table = schema.recoveries
+        mine = (table.c.tenant == self._tenant) & (table.c.execution == execution)
         async with self._database.write() as connection:
-            await connection.execute(
-                sa.delete(table).where(
-                    table.c.tenant == self._tenant, table.c.execution == execution, table.c.mark == mark
-                )
-            )
+            await connection.execute(sa.delete(table).where(mine, table.c.mark == mark))
+            await connection.execute(sa.update(table).where(mine).values(note=None))

@@ -56,7 +56,7 @@ def check_target(current: ExecutionTarget, target: ExecutionTarget | None, verb:
         return None
     detail = f"{field} is not that of the running execution"
     if field in ("tenant", "workspace", "conversation"):
-        return Rejection(problem(Code.TARGET_UNKNOWN, detail))
+        return Rejection(problem(Code.TARGET_UNKNOWN, detail, retryable=False))
     return Rejection(problem(Code.TARGET_STALE, detail, target=current.model_dump(mode="json")))
 
 
@@ -90,7 +90,8 @@ def answer_of(payload: AnswerPayload) -> b.Answer:
 def _answer(now: Now, answer: AnswerPayload) -> Rejection | None:
     key = answer.interaction
     if not now.interactions.knows(key):
-        return Rejection(problem(Code.TARGET_UNKNOWN, "no such interaction was asked", interaction=key))
+        detail = "no such interaction was asked"
+        return Rejection(problem(Code.TARGET_UNKNOWN, detail, retryable=False, interaction=key))
     winner = now.interactions.settled_by(key)
     if winner is not None:
         detail = "the interaction was settled before"

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any, Final, Literal, get_args
 
 from tether import events as ev
@@ -44,7 +44,7 @@ from tether_collector.core.adapters import adapter_for
 from tether_collector.core.adapters import base as b
 from tether_collector.core.admission import Now, Rejection, answer_of, check_target, judge
 from tether_collector.core.ending import Ending
-from tether_collector.core.facts import Facts
+from tether_collector.core.facts import Facts, Status
 from tether_collector.core.interactions import Interaction, Interactions
 from tether_collector.core.noise import Noise
 from tether_collector.core.receipts import Control, Receipts
@@ -60,20 +60,8 @@ AGENT_START_FAILED: Final = "AGENT_START_FAILED"
 _PROOFS: Final = (b.PromptSeen, b.InterruptSeen, b.AnswerSeen)
 _SIGNAL_CODES: Final = frozenset({129, 130, 137, 143})  # a shell's way to say "killed by a signal"
 _PROOF_METHODS: Final = frozenset(get_args(Proof.model_fields["method"].annotation))
+_OF_A_TURN: Final = frozenset({ev.TEXT_DELTA, ev.REASONING_DELTA, ev.TOOL_STARTED, ev.INTERACTION_REQUESTED})
 _GAP_REASONS: Final = frozenset(get_args(GapReason))
-
-
-@dataclass(frozen=True, slots=True)
-class Status:
-    """For the registration: `waiting` = a human is asked and has not answered."""
-
-    state: Literal["starting", "running", "waiting", "exiting", "ended"]
-    native_session: str | None
-    resumable: bool
-    pending: int
-    outcome: str | None
-    next_ordinal: int
-    last_record: int
 
 
 class Execution:
@@ -86,7 +74,7 @@ class Execution:
         self._target = target
         self._opening = list(adapter.opening(launch))
         self._adapter_state = adapter.initial(launch)
-        self._facts = Facts(adapter_version=adapter.version)
+        self._facts = Facts(adapter_version=str(claim.get("adapter_version") or adapter.version))
         self._ending = Ending()
         self._stop = Stop()
         self._receipts = Receipts()
@@ -134,7 +122,8 @@ class Execution:
 
     @classmethod
     def load(cls, data: bytes) -> Execution:
-        """Raises `InvalidError` for a state of another version or an unknown adapter."""
+        """Raises `InvalidError` for a state of another version or an unknown adapter. The adapter's own state may be
+        of an earlier version of it: then it migrates it, where it has to (`base.Migrates`)."""
         state = json.loads(data)
         if state.get("v") != STATE_VERSION:
             raise InvalidError("state.v", f"must be {STATE_VERSION}, got {state.get('v')!r}")
@@ -144,8 +133,8 @@ class Execution:
             ExecutionTarget.model_validate(state["target"]),
             state["claim"],
         )
-        self._adapter_state = state["adapter_state"]
         self._facts = Facts(**state["facts"])
+        self._adapter_state = b.migrated(self.adapter, state["adapter_state"], self._facts.adapter_version)
         self._ending = Ending(**state["ending"])
         self._stop = Stop(**state["stop"])
         self._receipts = Receipts(state["receipts"])
@@ -164,6 +153,11 @@ class Execution:
     def response_outcome(self) -> str | None:
         """Of `response.ended`, once it was made."""
         return self._facts.outcome
+
+    @property
+    def adapter_version(self) -> str:
+        """The one that the spool names for what follows."""
+        return self._facts.adapter_version
 
     @property
     def last_record(self) -> int:
@@ -295,6 +289,7 @@ class Execution:
         facts = self._facts
         match signal:
             case b.TurnBegan(prompt):
+                facts.turn = True
                 self._change_stop(lambda stop: stop.turn_began(self._at))
                 if not self._stop.cut:
                     facts.terminal, facts.settled = None, False
@@ -331,6 +326,7 @@ class Execution:
         facts = self._facts
         if (facts.final or self._stop.cut) and facts.terminal is not None:
             return  # the refusal of the session explains more; and behind a stop no further turn counts
+        facts.turn = False
         facts.terminal = {"outcome": outcome, "code": code, "detail": detail}
         facts.waiting_since_ms = self._at
         facts.settled = False
@@ -452,10 +448,10 @@ class Execution:
         if facts.stdin_closed:
             return []
         if self._stop.requested:
-            return [*replies.wants(facts.replies, stopping=True), *self._receipts.wants("stop")]
+            return [*replies.wants(facts.replies, stopping=True), *self._receipts.wants("stop", turn=facts.turn)]
         begun = (*facts.opening_begun, *facts.opening_done)
         opening: list[i.Want] = [i.WriteStdin(control, data) for control, data in self._opening if control not in begun]
-        return [*opening, *replies.wants(facts.replies, stopping=False), *self._receipts.wants()]
+        return [*opening, *replies.wants(facts.replies, stopping=False), *self._receipts.wants(turn=facts.turn)]
 
     # --- ends ------------------------------------------------------------------------------------------------------
 
@@ -594,6 +590,7 @@ class Execution:
 
     def _emit(self, kind: str, body: dict[str, Any]) -> None:
         facts = self._facts
+        facts.turn = facts.turn or kind in _OF_A_TURN
         facts.ordinal += 1
         out = self._out
         out.append((Event.made(facts.ordinal, self._at, kind, body), Position(facts.last_record, len(out))))

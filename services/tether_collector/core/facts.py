@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 
 @dataclass(slots=True)
@@ -23,6 +23,7 @@ class Facts:
     stdin_closed: bool = False
     native_session: str | None = None
     resumable: bool = False
+    turn: bool = False  # one runs: it was seen to begin, and its terminal line was not
     terminal: dict[str, Any] | None = None  # outcome, code, detail
     waiting_since_ms: int = 0  # the terminal line, or the last interjection after it
     final: bool = False
@@ -32,3 +33,16 @@ class Facts:
     outcome: str | None = None
     error: dict[str, Any] | None = None
     ended: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """For the registration: `waiting` = a human is asked and has not answered."""
+
+    state: Literal["starting", "running", "waiting", "exiting", "ended"]
+    native_session: str | None
+    resumable: bool
+    pending: int
+    outcome: str | None
+    next_ordinal: int
+    last_record: int

@@ -23,6 +23,7 @@ from tether.events import CONTROL_RECEIPT
 from tether_collector.core.inputs import Draft, WriteStdin
 
 Status = Literal["accepted", "delivered", "settled", "rejected", "unknown"]
+_ENDS_A_TURN = ("interrupt", "stop")
 FINAL: frozenset[str] = frozenset({"settled", "rejected", "unknown"})
 
 
@@ -89,10 +90,13 @@ class Receipts:
         self._all[control] = entry
         return self._finish(entry, "rejected", code.value, detail)
 
-    def wants(self, *verbs: str) -> Iterator[WriteStdin]:
-        """What is still to be handed to the keeper."""
+    def wants(self, *verbs: str, turn: bool) -> Iterator[WriteStdin]:
+        """What is still to be handed to the keeper. An interrupt waits for a turn to run (`turn`): a CLI that was told
+        before acknowledges it, ends nothing, and begins the prompt that it had not taken up."""
         for entry in self._open.values():
-            if entry.data is not None and not entry.begun and (not verbs or entry.verb in verbs):
+            if entry.data is None or entry.begun or (verbs and entry.verb not in verbs):
+                continue
+            if turn or entry.verb not in _ENDS_A_TURN:
                 yield WriteStdin(entry.control, entry.data.encode())
 
     def supply(self, control: str, data: bytes) -> None:

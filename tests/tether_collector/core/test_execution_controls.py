@@ -439,3 +439,33 @@ def test_a_deadline_of_a_stage_that_is_over_changes_nothing() -> None:
     rig.give(i.Timer(rig.at, STOP_TERM), i.Timer(rig.at, "watchdog"), i.Timer(rig.at, "unheard of"))
     assert not rig.wants(i.KillAll)
     assert not rig.wants(i.SendSignal)
+
+
+# --- before a turn runs ---
+
+
+def test_an_interrupt_before_the_prompt_was_taken_up_is_written_once_its_turn_begins() -> None:
+    """A CLI that is told between two turns acknowledges it and ends nothing."""
+    rig = Rig()
+    rig.write_all()
+    rig.control("k1", "interrupt")
+    assert not rig.wants(i.WriteStdin) and rig.receipts("k1") == ["accepted"]
+    rig.say({"type": "turn.started", "prompt": PROMPT_ID})
+    assert [want.control for want in rig.wants(i.WriteStdin)] == ["k1"]
+
+
+def test_an_interrupt_of_a_turn_that_never_began_is_refused_by_the_end() -> None:
+    rig = Rig()
+    rig.write_all()
+    rig.control("k1", "interrupt")
+    rig.exit(1)
+    assert rig.receipts("k1") == ["accepted", "rejected"]
+
+
+def test_a_stop_before_the_prompt_was_taken_up_escalates_all_the_same() -> None:
+    rig = Rig()
+    rig.write_all()
+    rig.control("s1", "stop")
+    assert not rig.wants(i.WriteStdin)
+    rig.timer(STOP_INTERRUPT)
+    assert rig.wants(i.SendSignal) and rig.receipts("s1") == ["accepted", "delivered"]

@@ -22,7 +22,7 @@ turn, so that all see the same machine. A figure is the median of the rounds.
 
 latency_ms_p50_x1, latency_ms_p50_x20, latency_ms_p99_x20
     1 or 20 streams of 20 events a second each, one reader for each: write → received.
-events_per_s
+events_per_s, events_lost
     One stream of 20,000 events as fast as its writer can and one reader that is live: from the first write until the
     last is received. The writers of durable-streams and redis-streams append 64 events at once (an array, a pipeline)
     and wait for the answer, as one must who wants to know that they are stored. Tether merges deltas that wait: fewer
@@ -35,5 +35,5 @@ kill:<what>
     50 events a second for 4 s. After 1.5 s <what> is killed by SIGKILL; what does not come back by itself is started
     again at once. The reader connects anew with its position until it has the last event. Events that it never got,
     that it got twice, and the longest time without one. A writer of durable-streams or redis-streams repeats an append
-    whose answer it did not get.
+    whose answer it did not get, the former as an idempotent producer.
 """

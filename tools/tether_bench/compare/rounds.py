@@ -89,42 +89,41 @@ def flood_and_reconnect(rig: Rig, contender: Contender, results: Results) -> Non
             _until(rig, live, tokens[-1], _FLOOD_S)
             steps = list(stream.steps(live))
         got = [(step.received_s, token) for step in steps for token in step.tokens]
-        if len({token for _, token in got}) != FLOOD:
-            raise BenchError(f"{contender.name}: {len(got)} of {FLOOD} events came")
+        results.add("events_lost", FLOOD - len({token for _, token in got}))
         results.add("events_per_s", FLOOD / (max(at_s for at_s, _ in got) - min(stream.written().values())))
         if not contender.resumes:
             return
         for behind in BEHIND:
-            _reconnect(rig, stream, _position(stream, steps, FLOOD - behind), tokens, behind, results)
+            position, seen = _position(steps, tokens, FLOOD - behind)
+            _reconnect(rig, stream, position, tokens[seen:], behind, results)
 
 
-def _position(stream: Stream, steps: Sequence[Step], seen: int) -> tuple[str | None, set[str]]:
-    """The first position after so many events, and what a reader there has."""
-    have: set[str] = set()
+def _position(steps: Sequence[Step], tokens: Sequence[str], seen: int) -> tuple[str | None, int]:
+    """The first position behind so many tokens, and behind how many it is. Raises BenchError."""
     if not seen:
-        return None, have
+        return None, 0
+    furthest = ""
     for step in steps:
-        have.update(step.tokens)
-        if len(have) >= seen and step.position is not None:
-            return step.position, have
-    raise BenchError(f"{stream.name}: no position after {seen} events")
+        furthest = max(furthest, *step.tokens, "")
+        if furthest >= tokens[seen - 1] and step.position is not None:
+            return step.position, tokens.index(furthest) + 1
+    raise BenchError(f"no position after {seen} events")
 
 
 def _reconnect(
-    rig: Rig, stream: Stream, at: tuple[str | None, set[str]], tokens: list[str], behind: int, results: Results
+    rig: Rig, stream: Stream, position: str | None, wanted: Sequence[str], behind: int, results: Results
 ) -> None:
-    position, have = at
+    """From the position until the last of what follows it."""
     with rig.tap() as tap:
         begun_s = time.time()
         recording = stream.follow(tap, position)
-        _until(rig, recording, tokens[-1], _CATCH_UP_S)
+        _until(rig, recording, wanted[-1], _CATCH_UP_S)
         steps = list(stream.steps(recording))
-    last_s = next(step.received_s for step in steps if tokens[-1] in step.tokens)
+    last_s = next(step.received_s for step in steps if wanted[-1] in step.tokens)
     size_bytes = sum(len(data) for at_s, data in recording.pieces if at_s <= last_s)
     results.add(f"reconnect_{behind}_ms", 1000 * (last_s - begun_s))
     results.add(f"reconnect_{behind}_kb", size_bytes / 1000)
-    got = {token for step in steps for token in step.tokens} | have
-    results.add(f"reconnect_{behind}_lost", len(tokens) - len(got & set(tokens)))
+    results.add(f"reconnect_{behind}_lost", len(set(wanted) - {token for step in steps for token in step.tokens}))
 
 
 # --- kills ---
@@ -182,7 +181,7 @@ def kill(rig: Rig, contender: Contender, what: str, results: Results) -> None:
     results.add(f"{name}: repeated", sum(count - 1 for count in follower.times.values()))
     results.add(f"{name}: silence_ms", 1000 * max(gaps_s, default=0.0))
     if len(written) < len(tokens):
-        results.notes[f"{name}: lost"] = f"its writer ended after {len(written)} of {len(tokens)}"
+        results.notes[f"{name}: lost"] = f"its writer wrote {len(written)} of {len(tokens)}"
     settle(rig)
 
 

@@ -69,9 +69,11 @@ class Appender:
     def __init__(self, plan: dict[str, Any]) -> None:
         self._plan = plan
         self._socket: socket.socket | None = None
+        self._appends = 0
 
     def append(self, tokens: Sequence[str]) -> None:
         data = self._request([event(token).encode() for token in tokens])
+        self._appends += 1
         while True:
             try:
                 if self._socket is None:
@@ -96,6 +98,8 @@ class Appender:
             return b"".join(redis_command(b"XADD", name, b"*", b"e", one) for one in events)
         body = events[0] if len(events) == 1 else b"[%s]" % b",".join(events)
         head = f"POST {self._plan['name']} HTTP/1.1\r\nHost: {self._plan['host']}\r\nContent-Type: application/json\r\n"
+        # By these the server drops an append that it has.
+        head += f"Producer-Id: writer\r\nProducer-Epoch: 0\r\nProducer-Seq: {self._appends}\r\n"
         return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
     def _answer(self, connected: socket.socket, events: int) -> None:

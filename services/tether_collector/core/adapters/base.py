@@ -228,3 +228,20 @@ class ReadsEnvironment(Protocol):
         """Arguments that go before those of the launch. `variables`: of the CLI's environment, a secret's value empty
         where it goes through a descriptor."""
         ...
+
+
+@runtime_checkable
+class Migrates(Protocol):
+    """An adapter whose `state` has another shape than in an earlier version of it. One that only says other things of
+    the same lines needs no migration."""
+
+    def migrate(self, state: dict[str, Any], from_version: str) -> dict[str, Any]:
+        """The state as this version would have it. Takes the state of any version, never raises."""
+        ...
+
+
+def migrated(adapter: Adapter, state: dict[str, Any], from_version: str) -> dict[str, Any]:
+    """A saved adapter's state for the present version."""
+    if from_version == adapter.version or not isinstance(adapter, Migrates):
+        return state
+    return adapter.migrate(state, from_version)

@@ -30,7 +30,9 @@ def upgrade() -> None:
         sa.Column("note", sa.JSON(), nullable=True),
         sa.PrimaryKeyConstraint("tenant", "execution"),
     )
-    op.create_index("executions_open", "executions", ["tenant", "execution"], sqlite_where=_OPEN, postgresql_where=_OPEN)
+    op.create_index(
+        "executions_open", "executions", ["tenant", "execution"], sqlite_where=_OPEN, postgresql_where=_OPEN
+    )
 
 
 def downgrade() -> None:

@@ -1,0 +1,189 @@
+"""Who is asked for a snapshot: never a peer that cannot know the question, never on behalf of another instance."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+import pytest
+
+from support_backend import Log, ended, ensure_tenants, text_delta
+from tether import subjects
+from tether.control import ControlReply, decode_request
+from tether.fold import ExecutionFold
+from tether.kv import Bucket
+from tether.ports import Message
+from tether.sandbox import CAN_SNAPSHOT, Registration
+from tether.snapshot import Snapshot, Watermark, take
+from tether.snapshots import Absence, Absent, Found, Snapshots
+from tether.subjects import EventAddress
+from tether.testing import MemoryBus, MemoryServer
+
+TENANT = "acme"
+
+
+@dataclass
+class Collector:
+    """One that registers and answers for `log`; each registration is another instance of it."""
+
+    bus: MemoryBus
+    log: Log
+    can: bool = True
+    replaced: int = 0  # so many times another instance registers while the question is answered
+    older: bool = False  # and that one is of an older version
+    answer: str = "settled"
+    snapshot: Snapshot | None = None
+    asked: list[str] = field(default_factory=list)
+    instances: int = 0
+
+    async def register(self) -> None:
+        self.instances += 1
+        record = Registration(
+            tenant=TENANT,
+            workspace=self.log.workspace,
+            sandbox="sbx",
+            boot="boot1",
+            instance=f"i{self.instances}",
+            capabilities=(CAN_SNAPSHOT,) if self.can else (),
+        )
+        bucket = Bucket(self.bus, subjects.SANDBOXES)
+        key = subjects.registration_key(TENANT, self.log.workspace, "sbx")
+        entry = await bucket.get(key)
+        op = f"op{self.instances}"
+        if entry is None:
+            await bucket.create(key, record.value(), op=op)
+        else:
+            await bucket.update(key, record.value(), op=op, revision=entry.revision)
+
+    async def __call__(self, message: Message) -> bytes:
+        request = decode_request(message.data)
+        self.asked.append(f"i{self.instances}")
+        if self.replaced:
+            self.replaced -= 1
+            self.can = self.can and not self.older
+            await self.register()
+        status = "settled" if self.answer == "settled" else "rejected"
+        result = None if self.snapshot is None else {"snapshot": self.snapshot.model_dump(mode="json")}
+        reply = ControlReply(control=request.control, verb="snapshot", status=status, result=result)
+        return reply.encode()
+
+
+@dataclass
+class World:
+    bus: MemoryBus
+    log: Log
+    collector: Collector
+    snapshots: Snapshots
+    address: EventAddress
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    bus = MemoryBus(MemoryServer())
+    await ensure_tenants(bus, [TENANT])
+    log = Log(bus, TENANT)
+    collector = Collector(bus, log)
+    address = EventAddress(TENANT, log.workspace, log.conversation, "e1")
+    subject = subjects.control(TENANT, log.workspace, "snapshot")
+    async with bus.serve(subject, collector, name="collector"):
+        yield World(bus, log, collector, Snapshots(bus, TENANT), address)
+
+
+def snapshot_of(log: Log, execution: str = "e1", upto: int = 3) -> Snapshot:
+    fold = ExecutionFold()
+    fold.apply(log.started(execution))
+    for ordinal in range(2, upto + 1):
+        fold.apply(text_delta(ordinal, "x", offset=ordinal - 2))
+    mark = Watermark(ordinal=upto, sequence=0, tag=0)
+    return take(log.target(execution), fold.freeze(), mark, captured_at=7)
+
+
+async def evict(log: Log, execution: str = "e1") -> None:
+    await log.bus.purge(subjects.events_stream(TENANT), log.subject(execution))
+
+
+async def test_the_collector_of_a_living_execution_is_asked_and_the_log_answers_where_it_cannot(world: World) -> None:
+    await world.log.frame("e1", [world.log.started("e1"), text_delta(2, "a")])
+    await world.log.own("e1")
+    assert await world.snapshots.of_collector(world.log.target("e1")) == Absent(Absence.NO_COLLECTOR)
+    found = await world.snapshots.get(world.address)
+    assert isinstance(found, Found) and (found.source, found.snapshot.watermark.ordinal) == ("log", 2)
+    world.collector.snapshot = snapshot_of(world.log)
+    await world.collector.register()
+    found = await world.snapshots.get(world.address)
+    assert isinstance(found, Found) and (found.source, found.snapshot.captured_at) == ("collector", 7)
+
+
+async def test_an_older_peer_is_never_sent_the_verb_and_a_whole_log_is_folded_instead(world: World) -> None:
+    world.collector.can = False
+    world.collector.snapshot = snapshot_of(world.log)
+    await world.collector.register()
+    await world.log.own("e1")
+    await world.log.frame("e1", [world.log.started("e1"), text_delta(2, "a")])
+    found = await world.snapshots.get(world.address)
+    assert isinstance(found, Found) and found.source == "log"
+    await evict(world.log)
+    gone = await world.snapshots.get(world.address)
+    assert gone == Absent(Absence.CAPABILITY_MISSING) and "CAPABILITY_MISSING" in gone.detail
+    assert await world.snapshots.beyond_log(world.address) == gone
+    assert world.collector.asked == []
+
+
+async def test_an_instance_that_was_replaced_between_question_and_answer_is_asked_anew(world: World) -> None:
+    world.collector.snapshot = snapshot_of(world.log)
+    world.collector.replaced = 2
+    await world.collector.register()
+    await world.log.own("e1")
+    found = await world.snapshots.get(world.address)
+    assert isinstance(found, Found) and found.source == "collector"
+    assert world.collector.asked == ["i1", "i2", "i3"]
+
+
+async def test_an_answer_is_not_taken_where_the_instance_that_is_registered_now_lacks_the_capability(
+    world: World,
+) -> None:
+    world.collector.snapshot = snapshot_of(world.log)
+    world.collector.replaced, world.collector.older = 1, True
+    await world.collector.register()
+    await world.log.own("e1")
+    assert await world.snapshots.get(world.address) == Absent(Absence.CAPABILITY_MISSING)
+    assert world.collector.asked == ["i1"]
+
+
+async def test_collectors_that_replace_each_other_for_ever_are_no_answer(world: World) -> None:
+    world.collector.snapshot = snapshot_of(world.log)
+    world.collector.replaced = 99
+    await world.collector.register()
+    assert await world.snapshots.of_collector(world.log.target("e1")) == Absent(Absence.NO_ANSWER)
+
+
+async def test_a_snapshot_of_another_target_is_refused(world: World) -> None:
+    world.collector.snapshot = snapshot_of(world.log, "e2")
+    await world.collector.register()
+    assert await world.snapshots.of_collector(world.log.target("e1")) == Absent(Absence.REFUSED)
+    world.collector.answer = "rejected"
+    assert await world.snapshots.of_collector(world.log.target("e2")) == Absent(Absence.REFUSED)
+
+
+async def test_what_has_ended_is_read_from_a_whole_log_and_else_from_the_final_snapshot(world: World) -> None:
+    await world.log.frame("e1", [world.log.started("e1"), text_delta(2, "a"), *ended(3)])
+    await world.log.own(None)
+    world.collector.snapshot = snapshot_of(world.log)
+    await world.collector.register()
+    found = await world.snapshots.get(world.address)
+    assert isinstance(found, Found) and found.source == "log" and found.snapshot.terminal
+    assert world.collector.asked == []
+    await evict(world.log)
+    assert await world.snapshots.get(world.address) == Absent(Absence.NOTHING_LOGGED)
+    found = await world.snapshots.get(world.address, known=world.log.target("e1"))
+    assert isinstance(found, Found) and found.source == "collector"
+
+
+async def test_reading_what_has_ended_writes_nothing_and_starts_nothing(world: World) -> None:
+    await world.log.frame("e1", [world.log.started("e1"), *ended(2)])
+    await world.log.own(None)
+    streams = [subjects.PROMPTS_STREAM, "COMMANDS", f"KV_{subjects.OWNERS}", f"KV_{subjects.LEASES}"]
+    before = [await world.bus.state(name) for name in streams]
+    await world.snapshots.get(world.address)
+    await world.snapshots.beyond_log(world.address)
+    assert [await world.bus.state(name) for name in streams] == before
