@@ -122,6 +122,9 @@ async def main() -> int:
         gate = fake.behaviour().get("gate")
         while gate is not None and not exists(gate) and not stop.is_set():  # noqa: ASYNC110 - another process's file
             await asyncio.sleep(0.02)
+        journal = fake.directory / ".tether" / "journal.sqlite3"  # what tells a volume from an empty directory
+        journal.parent.mkdir(exist_ok=True)
+        journal.touch()
         async with bus.serve(subjects.control(fake.tenant, fake.workspace, "start"), fake.start, name="collector"):
             await fake.register()
             print(json.dumps({"event": "registered", "at": time.time()}), flush=True)

@@ -159,6 +159,8 @@ class ModelKeeper:
             case "ask":
                 self._asked = "ask-1"
                 self.say(type="ask", request="ask-1", kind="approval", tool="write", input={"path": "x"})
+                if self.machine.released:
+                    self.later(self.release)
             case "say" | "stay":
                 self.later(self._finish, "ok")
             case _ if self.machine.released:
@@ -197,7 +199,13 @@ class ModelKeeper:
 
     def release(self) -> None:
         """Whatever it waited for comes: every CLI can end from here on."""
-        if self.alive and self._turn is not None and self.behaviour in ("hang", "deaf"):
+        if not self.alive or self._turn is None:
+            return
+        if self._asked is not None:
+            self.say(type="ask.cancelled", request=self._asked)
+            self._asked = None
+            self._finish("ok")
+        elif self.behaviour in ("hang", "deaf"):
             self._finish("ok")
 
 

@@ -12,6 +12,7 @@ import json
 import random
 import shutil
 import tempfile
+import traceback
 import types
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
@@ -76,7 +77,7 @@ class Service:
 
     @property
     def over(self) -> bool:
-        return self.dead or self.task is None or self.task.done()
+        return self.dead or (self.task is not None and self.task.done())
 
 
 @dataclass(eq=False)
@@ -227,7 +228,7 @@ class Plane:
 
     def _ended(self, service: Service, task: asyncio.Task[None]) -> None:
         if not service.dead and not task.cancelled() and task.exception() is not None:
-            self.failures.append(f"{service.name}: {task.exception()!r}")
+            self.failures.append(service.name + ":\n" + "".join(traceback.format_exception(task.exception())))
 
     def start_router(self) -> None:
         bus = self.connection()

@@ -171,6 +171,7 @@ class InteractionView(_Out):
     input: Any = None
     description: str | None = None
     questions: list[dict[str, Any]] = Field(default_factory=list)
+    options: list[dict[str, Any]] = Field(default_factory=list)
     control: str | None = None
 
 

@@ -75,6 +75,7 @@ class InteractionItem(_Item):
     tool: str | None = None
     description: str | None = None
     questions: list[dict[str, Any]] = Field(default_factory=list)
+    options: list[dict[str, Any]] = Field(default_factory=list)
     control: str | None = None
 
 
@@ -348,6 +349,7 @@ class ExecutionFold:
                 tool=body.tool,
                 description=body.description,
                 questions=[question.model_dump() for question in body.questions],
+                options=body.options,
             )
         self._phase_from_interactions()
 

@@ -65,7 +65,7 @@ NOTIFICATION_MEMORY_S: Final = EVENTS_MAX_AGE_S + 24 * 3600  # longer than the l
 WEBHOOK_TIMEOUT_S: Final = 10.0  # of one delivery, from connect to answer
 WEBHOOK_BACKOFF_S: Final = (1, 5, 30, 120, 600, 1800, 3600, 7200, 14400, 28800)  # about 16 h, then dead
 WEBHOOK_RETRY_AFTER_MAX_S: Final = 3600.0  # of what a receiver asks for
-WEBHOOK_CONCURRENCY: Final = 8  # deliveries at once, per tenant
+WEBHOOK_CONCURRENCY: Final = 8  # deliveries at once, per endpoint
 WEBHOOK_DETAIL_CHARS_MAX: Final = 1024  # of a text that a notification carries
 
 # --- edge ---

@@ -7,6 +7,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
+from tether.limits import VOLUME_WAIT_S
 from tether.settings import ServiceSettings
 
 
@@ -22,6 +23,9 @@ class AgentSettings(ServiceSettings):
     agents_file: Path | None = Field(default=None, description="agents' commands and keys, TOML")
     agent_stop_sandboxes: bool = Field(default=False, description="end every sandbox when the service ends")
     agent_ready_wait_s: float = Field(default=30.0, gt=0, le=600, description="for a collector to register")
+    agent_volume_wait_s: float = Field(
+        default=VOLUME_WAIT_S, ge=0, description="for a gone sandbox's volume, before its executions are closed as lost"
+    )
     agent_commands_max: int = Field(default=64, ge=1, le=1024, description="commands driven at the same time")
     agent_collector_user: str | None = Field(default=None, description="collectors' own user on the bus")
     agent_collector_password_file: Path | None = Field(default=None, description="holds its password")

@@ -95,6 +95,7 @@ class CollectorSettings(ServiceSettings):
     facts: Annotated[dict[str, Any], BeforeValidator(_parse)] = Field(
         default_factory=dict, description="the provider's facts, JSON, registered"
     )
+    recovery: bool = Field(default=False, description="start nothing: tell what is left untold, and end")
     spool_bytes_max: int = Field(default=SPOOL_BYTES_MAX, ge=MIB, description="of one execution")
     spool_segment_bytes: int = Field(default=SPOOL_SEGMENT_BYTES, ge=16 * KIB, description="of one spool file")
 

@@ -232,8 +232,9 @@ class ExecutionShell:
         """A keeper that lives is adopted, one that was never started is launched, one that is gone stays gone."""
         alive = await self._process.adopt()
         self._around.step("adopted" if alive else "nobody_adopted")
-        same_boot = self.start.target.boot == self._around.settings.boot
-        if not alive and not self._process.spawned and self.start.phase != "spawned" and same_boot:
+        settings = self._around.settings
+        may = self.start.target.boot == settings.boot and not settings.recovery
+        if not alive and not self._process.spawned and self.start.phase != "spawned" and may:
             spec = launch_spec(self._around.settings, self.start)
             if isinstance(spec, str):
                 failure: str | None = spec
@@ -307,7 +308,7 @@ class ExecutionShell:
         assert isinstance(frame, Frame)
         newest = frame.events[-1]
         terminal = newest.type == ev.EXECUTION_ENDED
-        return Base(frame.last, frame.pos, message.sequence, tag_of(message.stored_at_ns), terminal, newest)
+        return Base(frame.last, frame.pos, message.sequence, tag_of(message.stored_at_ns), terminal, frame.events)
 
     def _rebuild(self, base: Base) -> None:
         if self._pipeline is not None:
@@ -490,7 +491,7 @@ class ExecutionShell:
 
     def told(self, told: Told) -> None:
         if self._rebase is not None:
-            self._rebase = Base(told.ordinal, told.position, told.sequence, told.tag, last=told.events[-1])
+            self._rebase = Base(told.ordinal, told.position, told.sequence, told.tag, events=told.events)
         elif self._pipeline is not None:
             self._pipeline.told(told.events, told.ordinal, told.sequence, told.tag)
 
@@ -543,7 +544,7 @@ class ExecutionShell:
         self._around.step("terminal_stored")
         pipeline = self._pipeline
         assert pipeline is not None
-        snapshot = await self.snapshot()
+        snapshot = await self._final_snapshot()
         state = pipeline.fold.head() if snapshot is None else snapshot.state
         at = state.ended_at or now_ms()
         if snapshot is not None:
@@ -555,6 +556,14 @@ class ExecutionShell:
         await self._process.dismiss()
         self._around.step("keeper_dismissed")
         self._log.info("execution_ended", outcome=state.outcome, ordinals=pipeline.fold.applied)
+
+    async def _final_snapshot(self) -> Snapshot | None:
+        """Waits for a bus that is away: the end is stored already, and must not be the end of the other executions."""
+        while True:
+            try:
+                return await self.snapshot()
+            except BusError:
+                await asyncio.sleep(OWNER_AGAIN_S)
 
     def _close_journal(self, at: int, told: Watermark | None = None) -> None:
         """`told`: where its own end is stored."""

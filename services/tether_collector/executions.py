@@ -76,6 +76,12 @@ class Executions:
             self._restoring.discard(start.execution)
             self._ended = None
 
+    async def over(self) -> None:
+        """Return once nothing lives and nothing is put back."""
+        while self._tasks:
+            await asyncio.wait(list(self._tasks.values()))
+            await asyncio.sleep(0)
+
     def living(self) -> Iterator[ExecutionShell]:
         return iter(list(self._living.values()))
 

@@ -37,6 +37,7 @@ from tether_collector.spool_inputs import InputReader, begins_whole, holds, stat
 STATE_VERSION: Final = 1
 STATE_BYTES_MAX: Final = 1_400_000  # a rotation's request carries it in base64 below the keeper's limit of 2 MiB
 FOLD_FILES_KEPT: Final = 3
+_IDS: Final = ("segment", "tool", "interaction", "control", "turn")  # what an event is about, the most telling first
 HANDOVER: Final = "handover.json"
 HANDOVER_FOLD: Final = "handover-fold.json"
 
@@ -44,14 +45,14 @@ HANDOVER_FOLD: Final = "handover-fold.json"
 @dataclass(frozen=True, slots=True)
 class Base:
     """Where the log stands: its last ordinal, the spool position that it reaches, the frame's sequence and tag (0:
-    not known). Ordinal 0: the subject is empty. `terminal`: the execution's end is there. `last`: its last event."""
+    not known). Ordinal 0: the subject is empty. `terminal`: its end is there. `events`: of its last frame."""
 
     ordinal: int
     position: Position
     sequence: int = 0
     tag: int = 0
     terminal: bool = False
-    last: Event | None = None
+    events: Sequence[Event] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,7 @@ class Pipeline:
         self._base = base
         self._shift = shift
         self._start_ordinal = self.next_ordinal
+        self._unclear = False  # of the log's last record it cannot be said what was told
         self._by_position = by_position  # another version told what is read now: ordinals say nothing of it
         self.fold_bytes = fold_bytes  # of the newest fold file: rotations keep a distance in proportion to it
         self._sequence = base.sequence
@@ -156,6 +158,9 @@ class Pipeline:
                 out += self._fresh(events)
         if self._by_position and self._reader.after >= self._base.position.record:
             self._cross(self.machine.next_ordinal)
+        if self._unclear:
+            self._unclear = False
+            out.insert(0, self._say_unclear(read.inputs[0][0].at if read.inputs else 0))
         return Progress(out, read.size_bytes, read.moved, len(read.inputs))
 
     def _renumber(self, input_: i.Input) -> None:
@@ -170,17 +175,30 @@ class Pipeline:
         """The log's end is reached: `first`, as the machine counts, is the first ordinal that it lacks."""
         base = self._base.ordinal
         self._by_position = False
-        self._shift = base + 1 - first
+        self._shift = base + (2 if self._unclear else 1) - first  # the gap that is told then takes one
         self.fold.skip_to(base + 1, "durability_gap")
         detail = "told by another version of the adapter"
         self.fold.doubt(self._start_ordinal, base, "durability_gap", detail)
 
+    def _say_unclear(self, at: int) -> tuple[Event, Position]:
+        """A gap in front of what the log lacks; everything after it counts one more."""
+        ordinal, end = self._base.ordinal + 1, self._base.position
+        body = {"reason": "durability_gap", "detail": f"of spool record {end.record} an unknown part was told"}
+        return Event(ordinal=ordinal, at=at, type=GAP, body=body), Position(end.record, end.index + 1)
+
     def _placed(self, events: Sequence[tuple[Event, Position]]) -> Sequence[tuple[Event, Position]]:
-        """Those behind the position that the log reaches. They are one record's; where the log ends within it, the
-        places of another version's events say nothing, so its last event is looked for among these."""
-        count = len(events)
-        if events[0][1].record == self._base.position.record and (last := self._base.last) is not None:
-            count = max((n for n, (event, _) in enumerate(events, 1) if _same(last, event)), default=count)
+        """Those behind the position that the log reaches. They are one record's; where that is the log's last one, the
+        places of another version's events say nothing, so what the log has of it is looked for among these. Where that
+        cannot be said (a frame that begins within the record), none of them is told, and that is."""
+        count, end = len(events), self._base.position
+        if events[0][1].record == end.record:
+            known = self._base.events[-(end.index + 1) :]
+            if len(known) == end.index + 1:
+                count = 0
+            matches = [n for n, (event, _) in enumerate(events, 1) if any(_same(told, event) for told in known)]
+            count = max(matches, default=count)
+            if not matches and count:
+                self._unclear = True
         fresh, shift = events[count:], self._shift
         told = [Event.made(one.ordinal + shift, one.at, one.type, one.body) for one, _ in events[:count]]
         self._fold([one for one in told if one.ordinal <= self._base.ordinal])
@@ -259,11 +277,12 @@ class Pipeline:
 
 
 def _same(told: Event, event: Event) -> bool:
-    """Whether the log's event is this one, or ends with it where deltas were merged."""
+    """Whether the log's event is of the same thing, or ends with it where deltas were merged."""
     if told.type != event.type:
         return False
     if told.type not in DELTAS:
-        return told.body == event.body
+        named = next((key for key in _IDS if key in told.body and key in event.body), None)
+        return told.body == event.body if named is None else bool(told.body[named] == event.body[named])
     end, own_end = (one.body["offset"] + len(one.body["text"]) for one in (told, event))
     same_text: bool = end == own_end and told.body["text"].endswith(event.body["text"])
     return same_text and all(told.body.get(key) == event.body.get(key) for key in ("segment", "tool"))

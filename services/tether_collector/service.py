@@ -6,6 +6,8 @@ Start                                              Stop (SIGTERM; drain is anoth
     3  bus, for as long as that takes                     within SHUTDOWN_BUDGET_S
     4  every unended execution goes on                 3  keepers are let go: they and their CLIs run on
     5  controls are served, registration, ready        4  bus, journal, lock
+
+With `recovery` it starts nothing, and stops by itself once every execution is told to its end.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import asyncio
 import fcntl
 import os
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
@@ -96,6 +98,17 @@ async def run_collector(settings: CollectorSettings, stop: asyncio.Event, *, ste
             journal.close()
 
 
+async def _either(stop: asyncio.Event, over: Coroutine[None, None, None]) -> None:
+    """Until the first of the two."""
+    tasks = [asyncio.create_task(stop.wait(), name="stop"), asyncio.create_task(over, name="over")]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
 async def serve(
     settings: CollectorSettings, bus: Bus, journal: Journal, instance: str, stop: asyncio.Event, step: Step
 ) -> None:
@@ -122,7 +135,7 @@ async def serve(
                 group.create_task(Reviewer(bus, journal, executions.put_back).run(), name="review"),
             ]
             ready(settings, workspace=settings.workspace, boot=settings.boot, instance=instance, recovered=recovered)
-            await stop.wait()
+            await (_either(stop, executions.over()) if settings.recovery else stop.wait())
         log.info("collector_stopping")
         try:
             async with asyncio.timeout(SHUTDOWN_BUDGET_S):

@@ -85,6 +85,9 @@ class Starter:
 
     async def _check(self, command: StartCommand) -> None:
         settings, target = self._around.settings, command.target
+        if settings.recovery:
+            detail = "this collector only tells what is left"
+            raise ProblemError(problem(Code.RUNTIME_UNAVAILABLE, detail, retryable=True))
         for name in ("tenant", "workspace", "sandbox"):
             if getattr(target, name) != getattr(settings, name):
                 raise ProblemError(problem(Code.TARGET_UNKNOWN, f"this collector serves another {name}"))

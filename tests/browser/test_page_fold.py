@@ -96,6 +96,14 @@ def crafted() -> list[dict[str, Any]]:
         (ev.TOOL_STARTED, {"tool": "t2", "name": "Read"}),
         (ev.INTERACTION_REQUESTED, {"interaction": "i", "kind": "question", "questions": [question]}),
         (ev.INTERACTION_REQUESTED, {"interaction": "j", "kind": "approval", "name": "Bash", "input": {}}),
+        (
+            ev.INTERACTION_REQUESTED,
+            {
+                "interaction": "k",
+                "kind": "approval",
+                "options": [{"id": "a", "label": "Always", "kind": "allow_always"}],
+            },
+        ),
         (ev.INTERACTION_RESOLVED, {"interaction": "i", "outcome": "answered", "control": "c"}),
         (ev.INTERACTION_RESOLVED, {"interaction": "i", "outcome": "denied"}),
         (ev.CONTROL_RECEIPT, {"control": "c", "verb": "answer", "status": "settled", "interaction": "i"}),
@@ -135,6 +143,7 @@ def crafted() -> list[dict[str, Any]]:
         (ev.TEXT_COMPLETED, {"segment": "s", "text": "x", "blob": {"digest": "d"}}),
         (ev.TOOL_COMPLETED, {"tool": "t", "status": "wonderful"}),
         (ev.INTERACTION_REQUESTED, {"interaction": "i", "kind": "question", "questions": [{"id": "q"}]}),
+        (ev.INTERACTION_REQUESTED, {"interaction": "i", "kind": "approval", "options": ["always"]}),
         (ev.RESPONSE_ENDED, {"outcome": "grand"}),
         (ev.EXECUTION_ENDED, {"outcome": "completed", "proof": {"method": "hearsay", "at": 1}}),
         (ev.USAGE, {"turn": "1", "input_tokens": "many"}),

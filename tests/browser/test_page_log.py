@@ -220,6 +220,36 @@ async def test_an_answer_without_a_reply_is_told_as_unknown_with_a_way_to_ask_ag
         await page.wait_for_selector(".ask h4 >> text=Allowed: Bash")
 
 
+async def test_what_an_agent_offers_beyond_this_once_is_a_button_that_sends_it(
+    page: Page, bus: NatsBus, tenant: str, tmp_path: Path
+) -> None:
+    async with backend(bus, tenant, tmp_path) as (running, log):
+        await log.prompt("q1", "r1", "e1")
+        options = [
+            {"id": "yes", "label": "Yes", "kind": "allow_once"},
+            {"id": "yes-ever", "label": "Always allow ls", "kind": "allow_always"},
+            {"id": "no-ever", "label": "Never", "kind": "reject_always"},
+        ]
+        ask = {"interaction": "i", "kind": "approval", "name": "Bash", "input": {}, "options": options}
+        await log.frame("e1", [log.started("e1"), event(2, ev.INTERACTION_REQUESTED, ask)])
+        await log.own("e1")
+        await running.projected("c1", "e1", 2)
+        await open_c1(page, running)
+        await page.wait_for_selector(".ask button >> text=Never")
+        assert await page.locator(".ask .row >> nth=0").locator("button").all_inner_texts() == [
+            "Allow",
+            "Deny",
+            "Always allow ls",
+            "Never",
+        ]
+        async with page.expect_request(lambda request: "/interactions/" in request.url) as sent:
+            await page.click(".ask button >> text=Always allow ls")
+        assert (await sent.value).post_data_json == {
+            "decision": "allow", "answers": {"option": ["yes-ever"]},
+            "execution": "e1",
+        }
+
+
 async def test_new_text_is_told_to_a_screen_reader_once_and_replayed_text_is_not(
     page: Page, bus: NatsBus, tenant: str, tmp_path: Path
 ) -> None:

@@ -9,7 +9,7 @@ CLIs are models, which write down what reached them. At the end of each run ever
     every accepted control ends once: settled, rejected or unknown in journal and log alike, and only forwards
     no effect happens twice                                        by what reached the CLI's stdin, by id and by question
 
-`TETHER_PROPERTY_EXAMPLES` and `TETHER_PROPERTY_STEPS` make it larger.
+`TETHER_PROPERTY_EXAMPLES` and `TETHER_PROPERTY_STEPS` make it larger; `TETHER_PROPERTY_SHRINK=1` shortens a failure.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import Counter
-from typing import Any
+from typing import Any, cast
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
@@ -31,17 +31,18 @@ from tether import ids
 from tether.control import ControlRequest, Verb
 from tether.errors import Code
 from tether.ids import ExecutionTarget
-from tether.prompt import Prompt
+from tether.prompt import Mode, Prompt
 from tether.testing import VirtualTimeLoop
 from tether_collector.launching import derived_uuid
 
 EXAMPLES = int(os.environ.get("TETHER_PROPERTY_EXAMPLES", "12"))
-STEPS = int(os.environ.get("TETHER_PROPERTY_STEPS", "22"))
+STEPS = int(os.environ.get("TETHER_PROPERTY_STEPS", "30"))
+SHRINK = os.environ.get("TETHER_PROPERTY_SHRINK", "") == "1"  # takes minutes; the steps of a failure are printed anyway
 QUIET_S = 400.0  # beyond every retry, lease, proof and sweep
 FINAL = ("settled", "rejected", "unknown")
 RANK = {"accepted": 1, "delivered": 2, "settled": 3, "rejected": 3, "unknown": 3}
 CONVERSATIONS = ("c1", "c2")
-BEHAVIOURS = ("say", "ask", "hang", "deaf", "stay")
+BEHAVIOURS = ("ask", "hang", "say", "deaf", "ask", "stay")
 STEPS_OF_COLLECTOR = (
     "journaled",
     "claimed",
@@ -55,8 +56,11 @@ STEPS_OF_COLLECTOR = (
     "end_journaled",
 )
 
+MODES: tuple[Mode, ...] = ("auto", "auto", "takeover", "interject")
+CLIENTS = ("prompt", "prompt", "prompt again", "retry", "answer", "answer", "interrupt", "stop", "control again")
+FAULTS = ("kill", "kill", "freeze", "disconnect", "collector dies at a step", "collector dies at a step", "keeper dies")
 conversations = st.sampled_from(CONVERSATIONS)
-moments = st.sampled_from((0.0, 0.01, 0.2, 1.0, 3.0))
+picks = st.integers(0, 1 << 16)
 
 
 class OneWriter(RuleBasedStateMachine):
@@ -70,30 +74,48 @@ class OneWriter(RuleBasedStateMachine):
         self.patches.__enter__()
         self.prompts: dict[tuple[str, int], Prompt] = {}
         self.targets: list[ExecutionTarget] = []
-        self.conflicts: set[str] = set()
         self.runner.run(self.plane.open())
 
     def run(self, work: Any) -> Any:
-        return self.runner.run(work)
+        """And a moment after it: none, or long enough for something to come of it."""
 
-    # --- prompts ---
+        async def then() -> Any:
+            result = await work
+            await asyncio.sleep(self.plane.random.choice((0.0, 0.01, 0.1, 0.6, 2.5)))
+            await self.plane.revive()
+            return result
 
-    @rule(conversation=conversations, mode=st.sampled_from(("auto", "takeover", "interject")), how=st.sampled_from(BEHAVIOURS))
-    def prompt(self, conversation: str, mode: Any, how: str) -> None:
+        return self.runner.run(then())
+
+    # --- clients: few rules with many kinds, so that every run has them all ---
+
+    @rule(conversation=conversations, what=st.sampled_from(CLIENTS), how=st.sampled_from(BEHAVIOURS), pick=picks)
+    def client(self, conversation: str, what: str, how: str, pick: int) -> None:
+        match what:
+            case "prompt":
+                self._prompt(conversation, MODES[pick % len(MODES)], how)
+            case "prompt again":
+                self._prompt_again(pick)
+            case "retry":
+                self._retry(pick)
+            case "control again":
+                self._control_again(pick)
+            case _:
+                self._control(conversation, cast(Verb, what), pick)
+
+    def _prompt(self, conversation: str, mode: Mode, how: str) -> None:
         request = f"r{len(self.prompts)}"
         prompt = a_prompt(request, f"{how} {request}", conversation=conversation, workspace=WORKSPACE, mode=mode)
         self.prompts[request, 1] = prompt
         self.run(self.plane.send(prompt))
 
-    @rule(pick=st.integers(0, 1 << 16), forgotten=st.booleans())
-    def prompt_again(self, pick: int, forgotten: bool) -> None:
+    def _prompt_again(self, pick: int) -> None:
         """A client in doubt, within the duplicate window or long after it."""
         if self.prompts:
             prompt = list(self.prompts.values())[pick % len(self.prompts)]
-            self.run(self.plane.send(prompt, again=f"/{pick}" if forgotten else ""))
+            self.run(self.plane.send(prompt, again=f"/{pick}" if pick % 2 else ""))
 
-    @rule(pick=st.integers(0, 1 << 16))
-    def retry(self, pick: int) -> None:
+    def _retry(self, pick: int) -> None:
         """A failure that may be tried again is, as the next attempt."""
         if self.prompts:
             (request, attempt), prompt = list(self.prompts.items())[pick % len(self.prompts)]
@@ -102,90 +124,69 @@ class OneWriter(RuleBasedStateMachine):
                 self.prompts[request, attempt + 1] = prompt.model_copy(update={"attempt": attempt + 1})
                 self.run(self.plane.send(self.prompts[request, attempt + 1]))
 
-    # --- controls ---
-
-    @rule(
-        conversation=conversations,
-        verb=st.sampled_from(("answer", "answer", "interrupt", "stop")),
-        backend=st.integers(0, 1),
-        decision=st.sampled_from(("allow", "deny")),
-        old=st.booleans(),
-        twice=st.booleans(),
-    )
-    def control(self, conversation: str, verb: Verb, backend: int, decision: str, old: bool, twice: bool) -> None:
-        """`old`: to a target that was seen at some time; `twice`: through both backends in the same moment."""
+    def _control(self, conversation: str, verb: Verb, pick: int) -> None:
+        """Now and then to a target of the past, or through both backends in the same moment."""
         current = self.run(self.plane.target(conversation))
-        if current is not None:
+        if current is not None and current not in self.targets:
             self.targets.append(current)
-        if not self.targets or (current is None and not old):
+        if not self.targets:
             return
-        target = self.targets[0] if old or current is None else current
-        payload = {"interaction": "ask-1", "decision": decision} if verb == "answer" else {}
+        target = self.targets[pick % len(self.targets)] if current is None or pick % 5 == 0 else current
+        payload = {"interaction": "ask-1", "decision": "deny" if pick % 3 else "allow"} if verb == "answer" else {}
         request = ControlRequest(control=f"ctl_{len(self.plane.asked)}", verb=verb, target=target, payload=payload)
-        for number in (backend, 1 - backend) if twice else (backend,):
-            self.plane.control(self.plane.backends[number], request)
-        self.time(0.0)
+        for backend in self.plane.backends if pick % 4 == 0 else self.plane.backends[pick % 2 :][:1]:
+            self.plane.control(backend, request)
+        self.run(asyncio.sleep(0.0))
 
-    @rule(pick=st.integers(0, 1 << 16), backend=st.integers(0, 1), other=st.booleans())
-    def control_again(self, pick: int, backend: int, other: bool) -> None:
+    def _control_again(self, pick: int) -> None:
         """The same id again, or with another payload."""
         if not self.plane.asked:
             return
         asked = list(self.plane.asked.values())[pick % len(self.plane.asked)].request
-        if other and asked.verb == "answer":
-            self.conflicts.add(asked.control)
+        if pick % 3 == 0 and asked.verb == "answer":
             asked = asked.model_copy(update={"payload": {**asked.payload, "text": "other words"}})
-        self.plane.control(self.plane.backends[backend], asked)
-        self.time(0.0)
+        self.plane.control(self.plane.backends[pick % 2], asked)
+        self.run(asyncio.sleep(0.0))
 
     # --- what goes wrong ---
 
-    def service(self, pick: int) -> Service:
+    @rule(
+        what=st.sampled_from(FAULTS),
+        pick=picks,
+        seconds=st.sampled_from((0.5, 3.0, 20.0, 45.0)),
+        step=st.sampled_from(STEPS_OF_COLLECTOR),
+    )
+    def fault(self, what: str, pick: int, seconds: float, step: str) -> None:
         services = self.plane.services()
-        return services[pick % len(services)]
+        service = services[pick % len(services)]
+        match what:
+            case "kill":
+                self.run(self.plane.restart(service))
+            case "freeze":
+                self.plane.freeze(service, seconds)
+            case "disconnect":
+                self.run(self._disconnect(service, min(seconds, 5.0)))
+            case "collector dies at a step" if len(self.plane.crash_at) < 3:
+                self.plane.crash_at.append(step)
+            case "keeper dies":
+                living = [one for one in self.plane.machine.keepers.values() if one.alive]
+                if living:
+                    living[pick % len(living)].die()
 
-    @rule(pick=st.integers(0, 5))
-    def kill(self, pick: int) -> None:
-        self.run(self.plane.restart(self.service(pick)))
-
-    @rule(pick=st.integers(0, 5), seconds=st.sampled_from((1.0, 6.0, 20.0, 45.0)))
-    def freeze(self, pick: int, seconds: float) -> None:
-        self.plane.freeze(self.service(pick), seconds)
-
-    @rule(step=st.sampled_from(STEPS_OF_COLLECTOR))
-    def collector_dies_at(self, step: str) -> None:
-        if len(self.plane.crash_at) < 3:
-            self.plane.crash_at.append(step)
-
-    @rule(pick=st.integers(0, 5), seconds=st.sampled_from((0.5, 5.0)))
-    def disconnect(self, pick: int, seconds: float) -> None:
-        self.service(pick).bus.disconnect(for_s=seconds)
-        self.time(0.0)
-
-    @rule(pick=st.integers(0, 1 << 16))
-    def keeper_dies(self, pick: int) -> None:
-        living = [one for one in self.plane.machine.keepers.values() if one.alive]
-        if living and pick % 3 == 0:
-            living[pick % len(living)].die()
+    async def _disconnect(self, service: Service, seconds: float) -> None:
+        if not service.over:
+            service.bus.disconnect(for_s=seconds)
 
     @rule(seconds=st.sampled_from((0.05, 0.5, 2.0, 8.0, 31.0)))
     def time(self, seconds: float) -> None:
-        async def passes() -> None:
-            await asyncio.sleep(seconds)
-            await self.plane.revive()
-
-        self.run(passes())
-
-    @rule(seconds=moments)
-    def moment(self, seconds: float) -> None:
-        self.time(seconds)
+        self.run(asyncio.sleep(seconds))
 
     # --- what must hold ---
 
     @invariant()
     def no_service_failed(self) -> None:
         if hasattr(self, "plane"):
-            assert self.plane.failures == []
+            assert not self.plane.failures, "\n".join(self.plane.failures)
             for conversation, executions in self.plane.machine.living().items():
                 assert len(executions) <= 1, (conversation, executions)
 
@@ -206,16 +207,20 @@ class OneWriter(RuleBasedStateMachine):
         while plane.loop.time() < deadline_s and not await self._quiet():
             await asyncio.sleep(5.0)
             await plane.revive()
-        await asyncio.sleep(10.0)  # what was frozen wakes, what was late comes
-        assert plane.failures == []
+        assert await self._quiet(), f"not settled within {QUIET_S:g} s: {await self._owners()}"
+        await asyncio.sleep(50.0)  # what was frozen wakes, what was late comes
+        assert not plane.failures, "\n".join(plane.failures)
         await self._check_prompts()
         await self._check_controls()
 
     async def _quiet(self) -> bool:
         plane = self.plane
-        owners = [(await plane.world.owner(name, WORKSPACE)).state for name in CONVERSATIONS]
+        owners = await self._owners()
         asking = any(backend.asking for backend in plane.backends)
         return await plane.world.waiting() == 0 and set(owners) <= {"idle"} and not asking and not plane.machine.living()
+
+    async def _owners(self) -> list[str]:
+        return [(await self.plane.world.owner(name, WORKSPACE)).state for name in CONVERSATIONS]
 
     async def _check_prompts(self) -> None:
         plane = self.plane
@@ -309,6 +314,8 @@ def test_whatever_interleaves_there_is_one_writer_and_every_control_ends_once(qu
             stateful_step_count=STEPS,
             deadline=None,
             suppress_health_check=list(HealthCheck),
+            phases=(Phase.generate, Phase.shrink) if SHRINK else (Phase.generate,),
+            database=None,
         ),
     )
 

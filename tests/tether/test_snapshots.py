@@ -3,69 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import pytest
 
 from support_backend import Log, ended, ensure_tenants, text_delta
+from support_snapshots import Collector, serving, snapshot_from
 from tether import subjects
-from tether.control import ControlReply, decode_request
-from tether.fold import ExecutionFold
-from tether.kv import Bucket
-from tether.ports import Message
-from tether.sandbox import CAN_SNAPSHOT, Registration
-from tether.snapshot import Snapshot, Watermark, take
+from tether.snapshot import Snapshot
 from tether.snapshots import Absence, Absent, Found, Snapshots
 from tether.subjects import EventAddress
 from tether.testing import MemoryBus, MemoryServer
 
 TENANT = "acme"
-
-
-@dataclass
-class Collector:
-    """One that registers and answers for `log`; each registration is another instance of it."""
-
-    bus: MemoryBus
-    log: Log
-    can: bool = True
-    replaced: int = 0  # so many times another instance registers while the question is answered
-    older: bool = False  # and that one is of an older version
-    answer: str = "settled"
-    snapshot: Snapshot | None = None
-    asked: list[str] = field(default_factory=list)
-    instances: int = 0
-
-    async def register(self) -> None:
-        self.instances += 1
-        record = Registration(
-            tenant=TENANT,
-            workspace=self.log.workspace,
-            sandbox="sbx",
-            boot="boot1",
-            instance=f"i{self.instances}",
-            capabilities=(CAN_SNAPSHOT,) if self.can else (),
-        )
-        bucket = Bucket(self.bus, subjects.SANDBOXES)
-        key = subjects.registration_key(TENANT, self.log.workspace, "sbx")
-        entry = await bucket.get(key)
-        op = f"op{self.instances}"
-        if entry is None:
-            await bucket.create(key, record.value(), op=op)
-        else:
-            await bucket.update(key, record.value(), op=op, revision=entry.revision)
-
-    async def __call__(self, message: Message) -> bytes:
-        request = decode_request(message.data)
-        self.asked.append(f"i{self.instances}")
-        if self.replaced:
-            self.replaced -= 1
-            self.can = self.can and not self.older
-            await self.register()
-        status = "settled" if self.answer == "settled" else "rejected"
-        result = None if self.snapshot is None else {"snapshot": self.snapshot.model_dump(mode="json")}
-        reply = ControlReply(control=request.control, verb="snapshot", status=status, result=result)
-        return reply.encode()
 
 
 @dataclass
@@ -84,18 +34,13 @@ async def world() -> AsyncIterator[World]:
     log = Log(bus, TENANT)
     collector = Collector(bus, log)
     address = EventAddress(TENANT, log.workspace, log.conversation, "e1")
-    subject = subjects.control(TENANT, log.workspace, "snapshot")
-    async with bus.serve(subject, collector, name="collector"):
+    async with serving(collector):
         yield World(bus, log, collector, Snapshots(bus, TENANT), address)
 
 
 def snapshot_of(log: Log, execution: str = "e1", upto: int = 3) -> Snapshot:
-    fold = ExecutionFold()
-    fold.apply(log.started(execution))
-    for ordinal in range(2, upto + 1):
-        fold.apply(text_delta(ordinal, "x", offset=ordinal - 2))
-    mark = Watermark(ordinal=upto, sequence=0, tag=0)
-    return take(log.target(execution), fold.freeze(), mark, captured_at=7)
+    events = [log.started(execution), *(text_delta(n, "x", offset=n - 2) for n in range(2, upto + 1))]
+    return snapshot_from(log, execution, events)
 
 
 async def evict(log: Log, execution: str = "e1") -> None:

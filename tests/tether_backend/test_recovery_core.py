@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -29,9 +31,9 @@ from tether_backend.core.recovery import (
 NOW_MS = 1_700_000_000_000
 
 
-def candidate(name: str = "e1", *, watched: bool = False, why: Why = "hole", **changes: object) -> Candidate:
+def candidate(name: str = "e1", *, watched: bool = False, why: Why = "hole", **changes: Any) -> Candidate:
     identity = Identity(tenant="t", workspace="w", conversation="c", execution=name, instance="i1", mark=3)
-    return Candidate(replace(identity, **changes), why, watched)  # type: ignore[arg-type]
+    return Candidate(replace(identity, **changes), why, watched)
 
 
 def attempts(effects: list[Effect]) -> list[Attempt]:
@@ -57,14 +59,14 @@ def failing(machine: Recovery, one: Candidate, until_s: float) -> list[float]:
 
 def test_a_watched_candidate_has_eight_quick_attempts_then_half_a_minute_growing_to_one() -> None:
     began = failing(Recovery(), candidate(watched=True), 400.0)
-    waits = [after - before for before, after in zip(began, began[1:], strict=False)]
-    assert sum(waits[:7]) < 15.0 and all(later > earlier for earlier, later in zip(waits[:6], waits[1:7], strict=True))
+    waits = [after - before for before, after in itertools.pairwise(began)]
+    assert sum(waits[:7]) < 15.0 and all(later > earlier for earlier, later in itertools.pairwise(waits[:7]))
     assert waits[7:] == pytest.approx([30.0, 40.0, 50.0, *[60.0] * (len(waits) - 10)])
 
 
 def test_a_cold_candidate_is_tried_at_once_and_then_at_most_a_minute_apart() -> None:
     began = failing(Recovery(), candidate(), 600.0)
-    waits = [after - before for before, after in zip(began, began[1:], strict=False)]
+    waits = [after - before for before, after in itertools.pairwise(began)]
     assert began[0] == 0.0 and waits[:4] == [5.0, 10.0, 20.0, 40.0] and set(waits[4:]) == {60.0}
 
 
@@ -80,7 +82,7 @@ def test_a_cold_candidate_is_tried_at_once_and_then_at_most_a_minute_apart() -> 
         {"mark": 9},
     ],
 )
-def test_a_changed_identity_starts_afresh_and_the_old_ones_answer_changes_nothing(change: dict[str, object]) -> None:
+def test_a_changed_identity_starts_afresh_and_the_old_ones_answer_changes_nothing(change: dict[str, Any]) -> None:
     machine = Recovery()
     (first,) = attempts(machine.apply(Scanned(0.0, [candidate()])))
     machine.apply(Attempted(0.0, "e1", first.number, settled=False))
@@ -141,8 +143,8 @@ def test_rows_that_only_lag_behind_the_owner_record_are_left_alone() -> None:
     assert attempts(machine.apply(Scanned(30.0 + UNKNOWN_GRACE_S, [candidate(why="unknown")])))
 
 
-def judged(**changes: object) -> Candidate | None:
-    given: dict[str, object] = {
+def judged(**changes: Any) -> Candidate | None:
+    given: dict[str, Any] = {
         "owned": True,
         "ended": False,
         "partial": True,
@@ -150,8 +152,8 @@ def judged(**changes: object) -> Candidate | None:
         "now_ms": NOW_MS,
         "watched": False,
     }
-    why: Why = changes.pop("why", "hole")  # type: ignore[assignment]
-    return candidate_of(candidate().identity, why, **{**given, **changes})  # type: ignore[arg-type]
+    why: Why = changes.pop("why", "hole")
+    return candidate_of(candidate().identity, why, **{**given, **changes})
 
 
 @pytest.mark.parametrize("why", ["hole", "cold", "unknown"])

@@ -8,22 +8,20 @@ import contextlib
 import hmac
 import json
 import time
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
-import uvicorn
 
 from support_backend import Log, ensure_tenants, event, eventually, running_backend
+from support_webhooks import Receiver, receiving, working
 from tether import subjects
 from tether.bus import NatsBus
 from tether.limits import WEBHOOK_BACKOFF_S
 from tether.settings import ConfigurationError
 from tether_backend.core.notices import Notification, attempted, revived, signature
-from tether_backend.http.server import listen, url_of
 from tether_backend.metrics import Metrics
 from tether_backend.webhooks.config import Endpoint, load_endpoints
 from tether_backend.webhooks.deliverer import Deliverer
@@ -33,65 +31,9 @@ TENANT = "t1"
 SECRET = b"0123456789abcdef01234567"
 
 
-@dataclass
-class Receiver:
-    """An HTTP server that answers `statuses` in turn (the last one for ever) and keeps what it got."""
-
-    statuses: list[int] = field(default_factory=lambda: [204])
-    headers: list[dict[str, str]] = field(default_factory=list)
-    bodies: list[bytes] = field(default_factory=list)
-    url: str = ""
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] != "http":
-            return
-        body, more = b"", True
-        while more:
-            message = await receive()
-            body, more = body + message.get("body", b""), message.get("more_body", False)
-        self.headers.append({name.decode(): value.decode() for name, value in scope["headers"]})
-        self.bodies.append(body)
-        status = self.statuses.pop(0) if len(self.statuses) > 1 else self.statuses[0]
-        await send({"type": "http.response.start", "status": status, "headers": [(b"location", self.url.encode())]})
-        await send({"type": "http.response.body", "body": b""})
-
-    @property
-    def ids(self) -> list[str]:
-        return [one["webhook-id"] for one in self.headers]
-
-    def data(self, index: int = -1) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.bodies[index])
-        return found
-
-
-@contextlib.asynccontextmanager
-async def receiving(*statuses: int) -> AsyncIterator[Receiver]:
-    receiver = Receiver(list(statuses) or [204])
-    listener = listen("127.0.0.1", 0)
-    receiver.url = url_of(listener) + "/hook?key=do-not-show"
-    server = uvicorn.Server(uvicorn.Config(receiver, log_level="error", lifespan="off"))
-    task = asyncio.create_task(server.serve(sockets=[listener]), name="receiver")
-    try:
-        yield receiver
-    finally:
-        server.should_exit = True
-        await task
-        listener.close()
-
-
 def endpoint(receiver: Receiver, *kinds: Any, name: str = "chat") -> Endpoint:
     every = kinds or ("interaction.requested", "response.ended")
     return Endpoint(name, TENANT, frozenset(every), receiver.url, SECRET)
-
-
-@contextlib.asynccontextmanager
-async def working(hooks: Webhooks) -> AsyncIterator[None]:
-    task = asyncio.create_task(hooks.run(), name="webhooks")
-    try:
-        yield
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 @pytest.fixture

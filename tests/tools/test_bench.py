@@ -170,7 +170,8 @@ def test_figures_are_measured_against_a_real_set_and_nothing_is_left_behind(tmp_
     scratch.mkdir()
     done = subprocess.run(
         command,
-        env={**os.environ, "TMPDIR": str(scratch)},
+        # Without the agent CLIs that are installed here: one that is asked for its version leaves files of its own.
+        env={**os.environ, "TMPDIR": str(scratch), "XDG_CACHE_HOME": str(tmp_path / "cache")},
         cwd=tmp_path,
         capture_output=True,
         text=True,

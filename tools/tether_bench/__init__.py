@@ -42,8 +42,8 @@ answer_ms_p50
 collectors_4_lines_per_s
     As `collector_lines_per_s`, with four workspaces, so four collectors, each with an execution that prints a quarter
     of the lines at the same time: all lines over the time from the first of any until the projection has acked the last
-    of all. Every line is looked for. Baselines: `one`, one collector with all the lines; `pipes`, the four agents on bare
-    pipes.
+    of all. Every line is looked for. Baselines: `one`, one collector with all the lines; `pipes`, the four agents on
+    bare pipes.
 
 readers_1000_cut, readers_1000_ms_p99, readers_1000_ms_p50
     One conversation whose CLI prints 50 deltas a second, and 1,000 SSE readers in two processes of their own
@@ -72,10 +72,10 @@ rss_mib, keeper_rss_mib
 rss_growth_mib_10min
     Only with `--soak-s N` or by name (600 s then). Six conversations in one sandbox, each with one execution after
     another (a tool with output, 100 deltas in 2 s, a text), each time read by a new reader that begins after the
-    history. After a warm-up of a third of N, 120 s at most, VmRSS of each process is taken each second. The slope is Theil and
-    Sen's over the medians of 20 stretches of N; the figure is that slope times 600 s. **Flat**: not above the slope's
-    noise, which is the lower half of its 95 % interval (so that no growth is within it), or 2 MiB. Below 300 s there is
-    no verdict.
+    history. After a warm-up of a third of N, 120 s at most, VmRSS of each process is taken each second. The slope is
+    Theil and Sen's over the medians of 20 stretches of N; the figure is that slope times 600 s. **Flat**: not above
+    the slope's noise, which is the lower half of its 95 % interval (so that no growth is within it), or 2 MiB. Below
+    300 s there is no verdict.
 
 lost, duplicated
     Over all figures.

@@ -146,7 +146,7 @@ def main() -> int:
         if options.failpoints:
             from tether_chaos.failpoint_run import command as failpoints
 
-            return failpoints(options.only)
+            return failpoints(options.only, options.keep)
         if options.flatness is not None:
             from tether_chaos.flatness import command as flatness
 

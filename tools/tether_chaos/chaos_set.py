@@ -1,4 +1,4 @@
-"""The set under chaos: each service behind a proxy of its own, or on a cluster of three nats-servers; every start noted.
+"""The set under chaos: each service behind a proxy of its own, or a cluster of three nats-servers; starts noted.
 
 one nats-server      router, agent service (and through it its collectors), backend: a `NatsProxy` each
 three, as a cluster  streams have three replicas; services know all three; "nats" is whichever of them is chosen
@@ -70,11 +70,15 @@ class _ClusterView(EmbeddedServer):
 
 
 class ChaosSet(ServiceSet):
-    """`nodes`: 1 or 3 nats-servers. `ups`: when each start of a child was ready (unix seconds), by name."""
+    """`nodes`: 1 or 3 nats-servers. `backend_environment`: further settings of the backend. `ups`: when each start of a
+    child was ready (unix seconds), by name."""
 
-    def __init__(self, options: SetOptions, *, nodes: int = 1) -> None:
+    def __init__(
+        self, options: SetOptions, *, nodes: int = 1, backend_environment: Mapping[str, str] | None = None
+    ) -> None:
         super().__init__(options)
         self.nodes = nodes
+        self._backend_environment = dict(backend_environment or {})
         self.ups: dict[str, dict[ProcessId, float]] = defaultdict(dict)
         self.proxies: dict[str, NatsProxy] = {}
         self._server: EmbeddedServer | None = None
@@ -132,6 +136,8 @@ class ChaosSet(ServiceSet):
         spec = super()._service_spec(name, server, passwords)
         if name in self.proxies:
             spec.env["TETHER_NATS_URL"] = self.proxies[name].url
+        if name == "backend":
+            spec.env.update(self._backend_environment)
         if self.nodes > 1:
             spec.env["TETHER_REPLICAS"] = str(self.nodes)
         return spec

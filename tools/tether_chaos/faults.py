@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import signal
 import time
 from collections import Counter
@@ -70,6 +69,40 @@ def _command(pid: int) -> bytes:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return b""
+
+
+class Kill:
+    """One SIGKILL of one process, and its successor's coming. Made just before `strike`."""
+
+    def __init__(self, services: ChaosSet, victim: Victim) -> None:
+        self.victim = victim
+        self.began_s = 0.0  # unix seconds
+        self._set = services
+        self._log: Path | None = None
+        self._offset = 0
+        if victim.tier == "collector":
+            folder = services.paths.agent / "sandboxes" / f"{services.options.tenant}.{victim.scope}"
+            self._log = folder / "collector.log"
+            self._offset = self._log.stat().st_size if self._log.exists() else 0
+
+    def strike(self) -> bool:
+        """False where it had ended already."""
+        self.began_s = time.time()
+        return send_signal(self.victim.process, signal.SIGKILL)
+
+    async def up(self) -> float | None:
+        """When its successor was ready (unix seconds); None where that took too long."""
+        deadline_s = time.monotonic() + _UP_S
+        end_s: float | None = None
+        while end_s is None and time.monotonic() < deadline_s:
+            await asyncio.sleep(_LOOK_S)
+            if self._log is not None:
+                end_s = time.time() if _said_ready(self._log, self._offset) else None
+            else:
+                ups = self._set.ups[self.victim.name].items()
+                later = [at for process, at in ups if process != self.victim.process]
+                end_s = next((at for at in later if at > self.began_s), None)
+        return end_s
 
 
 @dataclass(slots=True)
@@ -148,33 +181,16 @@ class Saboteur:
     # --- processes ---
 
     def _kill(self, victim: Victim, group: asyncio.TaskGroup, number: int) -> None:
-        log = self._collector_log(victim)
-        offset = log.stat().st_size if log is not None and log.exists() else 0
-        began_s = time.time()
-        if not send_signal(victim.process, signal.SIGKILL):
+        kill = Kill(self._set, victim)
+        if not kill.strike():
             return
         self._frozen.discard(victim.process)
         self.done.kills[victim.tier] += 1
-        name = f"up-{victim.name}-{number}"
-        group.create_task(self._until_up(victim, began_s, log, offset), name=name)
+        group.create_task(self._until_up(kill), name=f"up-{victim.name}-{number}")
 
-    async def _until_up(self, victim: Victim, began_s: float, log: Path | None, offset: int) -> None:
-        deadline_s = time.monotonic() + _UP_S
-        end_s: float | None = None
-        while end_s is None and time.monotonic() < deadline_s:
-            await asyncio.sleep(_LOOK_S)
-            if log is not None:
-                end_s = time.time() if _said_ready(log, offset) else None
-            else:
-                later = [at for process, at in self._set.ups[victim.name].items() if process != victim.process]
-                end_s = next((at for at in later if at > began_s), None)
-        self.done.outages.append(Outage(victim.tier, victim.scope, began_s, end_s))
-
-    def _collector_log(self, victim: Victim) -> Path | None:
-        if victim.tier != "collector":
-            return None
-        tenant = self._set.options.tenant
-        return self._set.paths.agent / "sandboxes" / f"{tenant}.{victim.scope}" / "collector.log"
+    async def _until_up(self, kill: Kill) -> None:
+        end_s = await kill.up()
+        self.done.outages.append(Outage(kill.victim.tier, kill.victim.scope, kill.began_s, end_s))
 
     async def _freeze(self, victim: Victim, for_s: float) -> None:
         if not send_signal(victim.process, signal.SIGSTOP):
@@ -214,7 +230,7 @@ class Saboteur:
     async def _fill_disk(self, for_s: float) -> None:
         """Takes all that the workspaces' file system has left, where it is one of its own (see `disk`)."""
         ballast = self._set.paths.workspaces / ".ballast"
-        if not os.path.ismount(self._set.paths.workspaces):
+        if not await asyncio.to_thread(self._set.paths.workspaces.is_mount):
             return
         began_s = time.time()
         try:

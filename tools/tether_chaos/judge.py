@@ -17,7 +17,7 @@ from typing import Any
 
 from tether.errors import Code
 from tether.events import EXECUTION_ENDED, RESPONSE_ENDED, SESSION_BOUND, USAGE, ConversationEvent, Event
-from tether_chaos.load import Outcome
+from tether_chaos.load import FINAL, Outcome
 from tether_chaos.readers import Got
 from tether_collector.launching import derived_uuid
 from tether_oracle import KINDS, Truth, fact_of_event, judge, ledger_duplicates
@@ -27,7 +27,7 @@ _DETAILS_MAX = 8
 COLUMNS = ("lost", "duplicated", "reordered", "second_prompts", "repeated_side_effects", "two_writers")
 # What a prompt of a mode may be told in the best of worlds: nobody to interject, another takeover that came later.
 _REFUSALS: Mapping[str, frozenset[Code]] = {
-    "interject": frozenset({Code.SESSION_STREAM_NOT_ACTIVE, Code.SESSION_BUSY, Code.TARGET_STALE}),
+    "interject": FINAL["interject"] | {Code.TARGET_STALE},
     "takeover": frozenset({Code.REQUEST_SUPERSEDED}),
 }
 _OVERTAKEN = frozenset({Code.REQUEST_SUPERSEDED})
@@ -207,7 +207,7 @@ def processes_of(truth: Truth, log: Log) -> dict[str, list[ProcessTruth]]:
 
 def overlap_faults(name: str, processes: Sequence[ProcessTruth]) -> list[str]:
     """Two agents at a time. A killed one is known to have lived until its last record."""
-    faults = []
+    faults: list[str] = []
     latest: ProcessTruth | None = None
     for process in sorted(processes, key=lambda one: one.started_at):
         if latest is not None and process.started_at < float(latest.records[-1]["at"]):
@@ -266,7 +266,11 @@ def outcome_faults(
         outcome = log.outcome(execution)
         expected = ("completed", "failed") if execution in failing else ("completed",)
         if execution not in cut and outcome not in expected:
-            faults.append(f"log: {execution} ended {outcome}: {json.dumps(log.executions[execution][-1].body)[:300]}")
+            asked = [
+                o.prompt.request for o in outcomes if o.submission is not None and o.submission.execution == execution
+            ]
+            ended = json.dumps(log.executions[execution][-1].body)[:300]
+            faults.append(f"log: {execution} of {', '.join(asked)} ended {outcome}: {ended}")
     overtaken = any(outcome.prompt.mode == "takeover" for outcome in outcomes)
     for one in outcomes:
         if one.refused is None:

@@ -19,8 +19,13 @@ from tether.errors import BusError, Code, ProblemError
 from tether_chaos.plan import ConversationPlan, Over, PromptPlan
 
 T = TypeVar("T")
+AGENT: Final = "scripted"
 PATIENCE_S: Final = 20.0  # of one call; the whole is bounded by the round's deadline
 _PAUSE_S: Final = 0.3
+# Retryable, and an answer all the same: there was nobody to say it to.
+FINAL: Final[dict[str, frozenset[Code]]] = {
+    "interject": frozenset({Code.SESSION_STREAM_NOT_ACTIVE, Code.SESSION_BUSY}),
+}
 _SETTLED: Final = frozenset({Code.INTERACTION_SETTLED, Code.TARGET_STALE, Code.SESSION_STREAM_NOT_ACTIVE})
 
 
@@ -123,14 +128,14 @@ class Talk:
                 got = await client.prompt(
                     self.plan.name,
                     prompt.text,
-                    agent="scripted",
+                    agent=prompt.agent,
                     workspace=self.plan.workspace,
                     mode=prompt.mode,
                     request_id=prompt.request,
                     patience_s=PATIENCE_S,
                 )
             except ProblemError as error:
-                if not error.problem.retryable:
+                if not error.problem.retryable or error.problem.code in FINAL.get(prompt.mode, frozenset()):
                     outcome.refused = error.problem.code
                     outcome.answers.append((error.problem.code, None, None))
                     return
@@ -140,6 +145,8 @@ class Talk:
                 if got.status != "pending":
                     if prompt.fails and got.execution is not None:
                         self.failing.add(got.execution)
+                    if prompt.agent != AGENT and got.execution is not None:
+                        self.cut.add(got.execution)  # it never starts
                     outcome.submission = got
                     outcome.answers.append((got.status, got.response_id, got.execution))
                     return

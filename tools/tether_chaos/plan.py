@@ -25,6 +25,7 @@ _FAIL_SHARE: Final = 0.08
 _JOIN_SHARE: Final = 0.25  # of turns that an interjection or a takeover follows
 _KILL_SHARE: Final = 0.72
 _AT_EVENT_SHARE: Final = 0.3  # of kills that wait for the next stored event: right after an ack
+_TURNS_A_SECOND: Final = 0.3
 _BURST: Final = (1, 4)
 
 
@@ -46,6 +47,7 @@ class PromptPlan:
     mode: Mode = "auto"
     after_s: float = 0.0
     fails: bool = False
+    agent: str = "scripted"
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +116,7 @@ def draw(
 def _conversation(rng: random.Random, number: int, workspace: int, seconds: float) -> ConversationPlan:
     name = f"c{number}"
     turns: list[tuple[PromptPlan, ...]] = []
-    for turn in range(max(2, int(seconds / 2))):
+    for turn in range(max(2, int(seconds * _TURNS_A_SECOND))):
         racers = rng.randint(2, 4) if rng.random() < _RACE_SHARE else 1
         prompts = [_prompt(rng, f"{name}-{turn}-{racer}") for racer in range(racers)]
         if rng.random() < _JOIN_SHARE:
@@ -173,7 +175,7 @@ def script(rng: random.Random, marker: str) -> str:
 
 
 def _faults(rng: random.Random, seconds: float, services: tuple[str, ...], rate: float, nodes: int) -> list[Fault]:
-    """Bursts with rests between them: what is just recovering is hit again, and there are times in which work goes on."""
+    """Bursts with rests between them: what is just recovering is hit again, and at times work goes on."""
     faults: list[Fault] = []
     at = 0.0
     mean_s = (_BURST[0] + _BURST[1]) / 2 / rate

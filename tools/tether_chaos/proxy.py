@@ -2,8 +2,9 @@
 
     service ──▶ proxy (a port of its own) ──▶ nats-server (its port is asked for at each connection)
 
-Collectors come through their agent service's proxy, as they are given its URL; the name in a client's CONNECT line tells
-whose a connection is. A stall holds both directions, and new connections likewise: nothing is lost, nothing moves.
+Collectors come through their agent service's proxy, as they are given its URL; the name in a client's CONNECT line
+tells whose a connection is. A stall holds both directions, and new connections likewise: nothing is lost, nothing
+moves.
 """
 
 from __future__ import annotations

@@ -34,6 +34,8 @@ _PAUSE_S: Final = 0.2  # before a bare reader connects again, as a browser pause
 _SILENT_S: Final = 25.0
 _AGAIN: Final = frozenset({502, 503, 504})
 
+Frames = AsyncGenerator[tuple[str, str, str], None]  # name, data, cursor
+
 
 @dataclass(slots=True)
 class Got:
@@ -145,26 +147,25 @@ class _ServerError(Exception):
         self.status = status
 
 
-async def _event_stream(
-    up: SetState, conversation: str, cursor: str | None
-) -> AsyncGenerator[tuple[str, str, str], None]:
+async def _event_stream(up: SetState, conversation: str, cursor: str | None) -> Frames:
     headers = {"authorization": f"Bearer {up.token}", "accept": "text/event-stream"}
     if cursor is not None:
         headers["last-event-id"] = cursor
     timeout = httpx2.Timeout(_SILENT_S, connect=2.0)
-    async with httpx2.AsyncClient(base_url=up.http_url, headers=headers, timeout=timeout, trust_env=False) as client:
-        async with client.stream("GET", f"/v1/conversations/{conversation}/events") as answer:
-            if answer.status_code != 200:
-                raise _ServerError(answer.status_code, (await answer.aread()).decode("utf-8", "replace"))
-            parser = SseParser()
-            async for chunk in answer.aiter_bytes():
-                for event in parser.feed(chunk):
-                    yield event.name, event.data, event.id if event.own_id else ""
+    path = f"/v1/conversations/{conversation}/events"
+    async with (
+        httpx2.AsyncClient(base_url=up.http_url, headers=headers, timeout=timeout, trust_env=False) as client,
+        client.stream("GET", path) as answer,
+    ):
+        if answer.status_code != 200:
+            raise _ServerError(answer.status_code, (await answer.aread()).decode("utf-8", "replace"))
+        parser = SseParser()
+        async for chunk in answer.aiter_bytes():
+            for event in parser.feed(chunk):
+                yield event.name, event.data, event.id if event.own_id else ""
 
 
-async def _web_socket(
-    up: SetState, conversation: str, cursor: str | None
-) -> AsyncGenerator[tuple[str, str, str], None]:
+async def _web_socket(up: SetState, conversation: str, cursor: str | None) -> Frames:
     url = f"{up.http_url.replace('http://', 'ws://')}/v1/conversations/{conversation}/ws"
     url += "" if cursor is None else f"?cursor={cursor}"
     headers = {"Authorization": f"Bearer {up.token}"}

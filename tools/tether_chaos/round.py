@@ -28,7 +28,7 @@ from tether_chaos.chaos_set import ChaosSet
 from tether_chaos.faults import Done, Saboteur
 from tether_chaos.load import Clients, Talk
 from tether_chaos.outages import Chain, start_sample, stream_samples
-from tether_chaos.plan import Plan
+from tether_chaos.plan import ConversationPlan, Plan
 from tether_chaos.readers import Got, read_bare, read_on
 from tether_chaos.writers import WriterWatch
 from tether_cli.set import SetOptions
@@ -77,6 +77,8 @@ class Round:
         self._done = Done()
         self._watch = WriterWatch(self.truth)
         self._conversations: dict[str, str] = {}
+        self._logs: dict[str, judge.Log] = {}
+        self._backend_environment: dict[str, str] = {}
 
     async def run(self) -> Result:
         began_s = time.monotonic()
@@ -84,7 +86,16 @@ class Round:
         self._agents.write_text(
             f"[agents.scripted]\nenv = {{ TETHER_SCRIPTED_TRUTH = {json.dumps(str(self.truth))} }}\n"
         )
-        options = SetOptions(
+        options = self._options()
+        with _own_disk(self.data / "workspaces", wanted=any(fault.how == "disk" for fault in self.plan.faults)):
+            made = ChaosSet(options, nodes=self.plan.nodes, backend_environment=self._backend_environment)
+            async with made as services:
+                await self._guarded(services)
+        self.result.seconds = time.monotonic() - began_s
+        return self.result
+
+    def _options(self) -> SetOptions:
+        return SetOptions(
             data=self.data,
             agents_file=self._agents,
             log="quiet",
@@ -92,11 +103,6 @@ class Round:
             ephemeral=True,
             back_off_max_s=BACK_OFF_MAX_S,
         )
-        with _own_disk(self.data / "workspaces", wanted=any(fault.how == "disk" for fault in self.plan.faults)):
-            async with ChaosSet(options, nodes=self.plan.nodes) as services:
-                await self._guarded(services)
-        self.result.seconds = time.monotonic() - began_s
-        return self.result
 
     async def _guarded(self, services: ChaosSet) -> None:
         failing = asyncio.create_task(services.failed(), name="set-failed")
@@ -128,7 +134,8 @@ class Round:
                 tasks = self._start_readers(readers, up, clients)
                 try:
                     await self._load(services, clients)
-                    await self._judge(up, clients)
+                    for talk in self._talks:
+                        await self._judge(up, clients, talk)
                 finally:
                     for task in tasks:
                         task.cancel()
@@ -136,18 +143,32 @@ class Round:
 
     def _start_readers(self, group: asyncio.TaskGroup, up: SetState, clients: Clients) -> list[asyncio.Task[None]]:
         rng = random.Random(self.plan.seed)
+        return [
+            task
+            for conversation in self.plan.conversations
+            for task in self._read(group, up, clients, conversation, random.Random(rng.random()))
+        ]
+
+    def _read(
+        self,
+        group: asyncio.TaskGroup,
+        up: SetState,
+        clients: Clients,
+        conversation: ConversationPlan,
+        rng: random.Random,
+    ) -> list[asyncio.Task[None]]:
+        """The readers of one conversation."""
         tasks = []
-        for conversation in self.plan.conversations:
-            found = [Got(f"{conversation.name} {kind}", kind, pulse=self._pulse) for kind in conversation.readers]
-            self._readers[conversation.name] = found
-            for got in found:
-                own = random.Random(rng.random())
-                if got.kind in ("sse", "ws"):
-                    work = read_bare(got, up, conversation.name, own)
-                else:
-                    client = clients.http if got.kind == "http" else clients.nats
-                    work = read_on(got, client, conversation.name, own)
-                tasks.append(group.create_task(work, name=f"reader {got.name}"))
+        found = [Got(f"{conversation.name} {kind}", kind, pulse=self._pulse) for kind in conversation.readers]
+        self._readers[conversation.name] = found
+        for got in found:
+            own = random.Random(rng.random())
+            if got.kind in ("sse", "ws"):
+                work = read_bare(got, up, conversation.name, own)
+            else:
+                client = clients.http if got.kind == "http" else clients.nats
+                work = read_on(got, client, conversation.name, own)
+            tasks.append(group.create_task(work, name=f"reader {got.name}"))
         return tasks
 
     async def _next_event(self) -> None:
@@ -208,29 +229,29 @@ class Round:
 
     # --- the verdict ---
 
-    async def _judge(self, up: SetState, clients: Clients) -> None:
+    async def _judge(self, up: SetState, clients: Clients, talk: Talk) -> None:
         add = self.result.violations
         async with await connect(up.nats_url, name="chaos", user=up.nats_user, password=up.nats_password) as bus:
-            for talk in self._talks:
-                log = await self._log(bus, up, talk)
-                await self._readers_at_end(talk.plan.name, log)
-                truth = load_truth(self.truth)
-                processes = judge.processes_of(truth, log)
-                add += judge.log_faults(log)
-                add += judge.agent_faults(f"{talk.plan.name} log", truth, processes, log.executions)
-                for got in self._readers[talk.plan.name]:
-                    add += judge.reader_faults(got, log)
-                    add += judge.agent_faults(got.name, truth, processes, got.executions)
-                    self.result.breaks += got.breaks
-                add += judge.overlap_faults(talk.plan.name, [one for found in processes.values() for one in found])
-                cut = talk.cut | judge.taken_over(talk.outcomes, log)
-                add += judge.prompt_faults(truth, talk.outcomes, log, cut)
-                add += judge.outcome_faults(talk.outcomes, log, cut, talk.failing)
-                await self._projection(up, clients, talk, log)
-                self._conversations |= dict.fromkeys(log.executions, talk.plan.name)
-                self.result.prompts += len(talk.outcomes)
-                self.result.executions += len(log.executions)
-                self.result.events += sum(log.ends().values())
+            log = await self._log(bus, up, talk)
+        self._logs[talk.plan.name] = log
+        await self._readers_at_end(talk.plan.name, log)
+        truth = load_truth(self.truth)
+        processes = judge.processes_of(truth, log)
+        add += judge.log_faults(log)
+        add += judge.agent_faults(f"{talk.plan.name} log", truth, processes, log.executions)
+        for got in self._readers[talk.plan.name]:
+            add += judge.reader_faults(got, log)
+            add += judge.agent_faults(got.name, truth, processes, got.executions)
+            self.result.breaks += got.breaks
+        add += judge.overlap_faults(talk.plan.name, [one for found in processes.values() for one in found])
+        cut = talk.cut | judge.taken_over(talk.outcomes, log)
+        add += judge.prompt_faults(truth, talk.outcomes, log, cut)
+        add += judge.outcome_faults(talk.outcomes, log, cut, talk.failing)
+        await self._projection(up, clients, talk, log)
+        self._conversations |= dict.fromkeys(log.executions, talk.plan.name)
+        self.result.prompts += len(talk.outcomes)
+        self.result.executions += len(log.executions)
+        self.result.events += sum(log.ends().values())
 
     async def _log(self, bus: Any, up: SetState, talk: Talk) -> judge.Log:
         """Read until every execution in it is over; what is not by then is a violation that the judge finds."""
@@ -258,7 +279,7 @@ class Round:
                 return bool(log.executions) and log.over()
             return False
 
-        await _until(whole, CATCH_UP_S)
+        await until(whole, CATCH_UP_S)
         return log
 
     async def _readers_at_end(self, conversation: str, log: judge.Log) -> None:
@@ -267,7 +288,7 @@ class Round:
         async def all_there() -> bool:
             return all(got.has(ends) and len(got.conversation) >= ids for got in self._readers[conversation])
 
-        await _until(all_there, CATCH_UP_S)
+        await until(all_there, CATCH_UP_S)
 
     async def _projection(self, up: SetState, clients: Clients, talk: Talk, log: judge.Log) -> None:
         async def projected() -> bool:
@@ -278,7 +299,7 @@ class Round:
             over = {one.execution for one in found if one.outcome is not None}
             return set(log.executions) <= over
 
-        if not await _until(projected, CATCH_UP_S):
+        if not await until(projected, CATCH_UP_S):
             self.result.violations.append(f"{talk.plan.name}: the projection does not have every execution's end")
             return
         items = {execution: await _items(up, execution) for execution in log.executions}
@@ -289,7 +310,8 @@ class Round:
         self.result.violations += judge.projection_faults(who, truth, processes, items, usage, log)
 
 
-async def _until(condition: Callable[[], Awaitable[bool]], timeout_s: float) -> bool:
+async def until(condition: Callable[[], Awaitable[bool]], timeout_s: float) -> bool:
+    """Whether it came to hold in time."""
     until_s = time.monotonic() + timeout_s
     while not await condition():
         if time.monotonic() > until_s:

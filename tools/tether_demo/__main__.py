@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import platform
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx2
+import structlog
 
 from tether import Client
 from tether.api import ItemList
 from tether.client import Answer, Interaction, NatsCredentials
 from tether.errors import TetherError
+from tether_chaos.chaos_set import ChaosSet
+from tether_chaos.faults import Kill, victims
 from tether_cli.output import CliError
-from tether_cli.set import ServiceSet, SetOptions
+from tether_cli.set import SetOptions
 from tether_cli.state import SetState
 from tether_demo.readers import Reader, show
 from tether_oracle import COMPLETED_KINDS, Truth, Verdict, fact_of_event, judge, load_truth
@@ -30,6 +35,15 @@ BREAK_EVERY = 25
 DEADLINE_S = 120.0
 GREETING = "!say hello, this came through JetStream\n!tool look\n!say and nothing was lost on the way"
 APPROVAL = "!say one thing needs your word\n!ask deploy\n!say thank you"
+LINES_OF_STAGE = 150  # between two kills
+KILLED = ("router", "agent", "collector", "backend", "nats")
+NAMES = {
+    "router": "router",
+    "agent": "agent service",
+    "collector": "collector",
+    "backend": "backend",
+    "nats": "nats-server",
+}
 STREAM = f"!lines {FLOOD_LINES} 1\n!tool tidy"
 
 
@@ -158,6 +172,35 @@ class Demo:
             group.create_task(readers[2].read(self.http, conversation))
         await self.conclude(conversation, readers, quiet=True)
 
+    async def killed(self, services: ChaosSet) -> None:
+        say("4  Each service, the collector and nats-server are killed once (SIGKILL) while the agent works")
+        conversation = "demo-killed"
+        gates = [self.truth_folder.parent / f"go-on-{tier}" for tier in KILLED]
+        work = "".join(f"!lines {LINES_OF_STAGE} 4\n!wait_file {gate}\n" for gate in gates)
+        await self.http.prompt(conversation, f"{work}!lines {LINES_OF_STAGE} 1\n!tool tidy", agent="scripted")
+        readers = [Reader("SSE reader"), Reader("NATS reader")]
+        async with asyncio.TaskGroup() as group:
+            group.create_task(readers[0].read(self.http, conversation))
+            group.create_task(readers[1].read(self.nats, conversation))
+            for tier, gate in zip(KILLED, gates, strict=True):
+                await self._kill(services, tier, readers, gate)
+        await self.conclude(conversation, readers, quiet=True)
+
+    async def _kill(self, services: ChaosSet, tier: str, readers: list[Reader], gate: Path) -> None:
+        """One line: who, how long it was away, where the stream went on. The agent works on meanwhile, up to the gate:
+        so there is something left to be told, however slow the machine is."""
+        await _until(lambda: all(len(reader.events) > 1 for reader in readers))
+        kill = Kill(services, victims(services.paths.root, tier)[0])
+        kill.strike()
+        at = [len(reader.events) for reader in readers]
+        up_s = await kill.up()
+        if up_s is None:
+            raise TimeoutError(f"the {NAMES[tier]} did not come back")
+        await asyncio.to_thread(gate.touch)
+        await _until(lambda: all(len(one.events) > before for one, before in zip(readers, at, strict=True)))
+        back = f"back after {1000 * (up_s - kill.began_s):.0f} ms"
+        say(f"  killed  {NAMES[tier]} (pid {kill.victim.process.pid}): {back}, stream goes on at event {min(at) + 1}")
+
     async def conclude(self, conversation: str, readers: list[Reader], *, quiet: bool = False) -> None:
         for event in readers[0].events if not quiet else []:
             line = show(event)
@@ -169,6 +212,11 @@ class Demo:
         self.found(conversation, session, readers)
         await self.projection(conversation, session)
         say()
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110 - the other side is another process
+        await asyncio.sleep(0.01)
 
 
 def events_of_item(item: dict[str, Any]) -> list[dict[str, Any]]:
@@ -232,9 +280,10 @@ async def run() -> bool:
         truth.mkdir()
         agents = Path(folder) / "agents.toml"
         agents.write_text(f"[agents.scripted]\nenv = {{ TETHER_SCRIPTED_TRUTH = {json.dumps(str(truth))} }}\n")
-        options = SetOptions(data=Path(folder) / "data", agents_file=agents, log="quiet", ephemeral=True)
+        data = Path(folder) / "data"
+        options = SetOptions(data=data, agents_file=agents, log="quiet", ephemeral=True, back_off_max_s=0.5)
         say("Starting nats-server, router, agent service and backend on loopback …")
-        async with asyncio.timeout(DEADLINE_S), ServiceSet(options) as services:
+        async with asyncio.timeout(DEADLINE_S), ChaosSet(options) as services:
             say(f"up: {services.state.http_url}, {services.state.nats_url}")
             say()
             demo = Demo(services.state, truth)
@@ -242,6 +291,7 @@ async def run() -> bool:
                 await demo.greeting()
                 await demo.approval()
                 await demo.broken()
+                await demo.killed(services)
             finally:
                 await demo.close()
     clean = report(demo.findings, time.monotonic() - began)
@@ -252,6 +302,8 @@ async def run() -> bool:
 
 
 def main() -> int:
+    # What a client says when its server is killed is expected here.
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     try:
         return 0 if asyncio.run(run()) else 1
     except KeyboardInterrupt:

@@ -43,7 +43,8 @@ class Submission:
 
 @dataclass(frozen=True, slots=True)
 class Interaction:
-    """Something that waits for a human: an approval of a tool, or questions."""
+    """Something that waits for a human: an approval of a tool, or questions. `options`: what the agent offers for an
+    approval beyond allow and deny; `Answer.allow(option=…)` and `Answer.deny(option=…)` name one."""
 
     conversation: str
     execution: str
@@ -53,6 +54,7 @@ class Interaction:
     input: Any = None
     description: str | None = None
     questions: tuple[Mapping[str, Any], ...] = ()
+    options: tuple[Mapping[str, Any], ...] = ()
 
     @staticmethod
     def of_event(conversation: str, execution: str, body: InteractionRequested) -> Interaction:
@@ -65,6 +67,7 @@ class Interaction:
             body.input,
             body.description,
             tuple(question.model_dump() for question in body.questions),
+            tuple(body.options),
         )
 
     @staticmethod
@@ -78,6 +81,7 @@ class Interaction:
             item.input,
             item.description,
             tuple(item.questions),
+            tuple(item.options),
         )
 
     @staticmethod
@@ -91,6 +95,7 @@ class Interaction:
             view.input,
             view.description,
             tuple(view.questions),
+            tuple(view.options),
         )
 
 
@@ -104,12 +109,13 @@ class Answer:
     answers: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @staticmethod
-    def allow(*, input: dict[str, Any] | None = None) -> Answer:  # noqa: A002 - the contract's name
-        return Answer("allow", input=input)
+    def allow(*, input: dict[str, Any] | None = None, option: str | None = None) -> Answer:  # noqa: A002 - the contract's
+        """`option`: the id of one that the agent offers (`Interaction.options`), such as to allow this always."""
+        return Answer("allow", input=input, answers={} if option is None else {"option": (option,)})
 
     @staticmethod
-    def deny(text: str | None = None) -> Answer:
-        return Answer("deny", text=text)
+    def deny(text: str | None = None, *, option: str | None = None) -> Answer:
+        return Answer("deny", text=text, answers={} if option is None else {"option": (option,)})
 
     @staticmethod
     def choose(answers: Mapping[str, Sequence[str]]) -> Answer:

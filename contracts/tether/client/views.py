@@ -254,6 +254,7 @@ def interaction_view(execution: str, item: InteractionItem) -> InteractionView:
         input=item.input,
         description=item.description,
         questions=item.questions,
+        options=item.options,
         control=item.control,
     )
 

@@ -11,6 +11,7 @@ Use it as a loop factory: `asyncio.Runner(loop_factory=VirtualTimeLoop)`, or wit
 from __future__ import annotations
 
 import asyncio
+import math
 import selectors
 from collections.abc import Callable
 from concurrent.futures import Executor
@@ -54,12 +55,18 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         selector = _VirtualSelector()
         selector.loop = self
         super().__init__(selector)
+        self._clock_resolution = math.ulp(self._virtual_s)
 
     def time(self) -> float:
         return self._virtual_s
 
     def advance(self, seconds: float) -> None:
-        self._virtual_s += seconds
+        """To the next timer exactly: a rounded sum that falls short of it would let who waits for that time wait again,
+        for ever, as no time passes by itself here."""
+        scheduled = self._scheduled  # type: ignore[attr-defined]
+        reached = self._virtual_s + seconds
+        self._virtual_s = max(reached, scheduled[0].when()) if scheduled else reached
+        self._clock_resolution = math.ulp(self._virtual_s)  # a timer is due when its time has come, not before
 
     def run_in_executor(
         self, executor: Executor | None, func: Callable[[Unpack[Ts]], T], *args: *Ts

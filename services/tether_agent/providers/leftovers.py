@@ -19,14 +19,16 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from tether.processes import ProcessId, identify, is_running, send_signal
+from tether.processes import ProcessId, identify, is_running, machine_boot, send_signal
 from tether_agent.providers import procfs
+from tether_agent.providers.sandbox_file import SandboxFile
 
 KEEPER_TERM_S: Final = 12.0  # a keeper's own escalation against its CLI fits in
 KEEPER_KILL_S: Final = 3.0
 SWEEPS_MAX: Final = 50
 _POLL_S: Final = 0.05
 _MARKER: Final = "TETHER_PROCESS_NONCE"
+_BOOT: Final = "TETHER_BOOT"
 _KEEPER_MAIN: Final = "keeper/__main__.py"
 _RECORD_BYTES_MAX: Final = 64 * 1024
 
@@ -60,6 +62,19 @@ def nonces(state_dir: Path) -> set[str]:
         if isinstance(nonce, str) and len(nonce) >= 16:
             found.add(nonce)
     return found
+
+
+def proof_of_end(file: SandboxFile, executions: Iterable[str]) -> str | None:
+    """How it is known that nothing of this sandbox lives; None where it is not. `executions`: what it may have run."""
+    if file.machine_boot != machine_boot():
+        return f"the machine was booted anew since boot {file.boot}"
+    alive = (
+        (file.process is not None and is_running(file.process))
+        or procfs.with_environ(_BOOT, file.boot)
+        or keepers(Path(file.directory) / ".tether")
+        or any(procfs.with_environ_prefix(_MARKER, f"{name}-") for name in executions)
+    )
+    return None if alive else f"no process of boot {file.boot} is left: collector, keepers, agents"
 
 
 async def end(state_dir: Path) -> int:

@@ -3,6 +3,12 @@
     (none) ── ensure ──▶ starting ── spawned ──▶ running ──┐ collector ends
                             ▲                        │     └──▶ back-off ──▶ starting, with the same boot id:
                             └── ensure ── stopped ◀──┘ stop      keepers and CLIs may live, and are adopted
+    its volume is away ──▶ wait ── proven gone, beyond the limit ──▶ lost    (core/lost.py)
+           ▲                └── back ──▶ recovery ── all is told ──▶ stopped
+           └── collector ended, service started
+
+A recovery collector starts nothing: it tells what an earlier boot of the machine, a stop that had to kill, or a volume
+that was away left untold, and ends.
 
 The boot id is drawn when a sandbox starts and kept over every restart of its collector, for as long as something of
 it may live: until it was stopped, or the machine was rebooted. The service adopts what it finds by identity after a
@@ -17,8 +23,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
-import json
-import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -34,10 +38,10 @@ from tether.kv import Bucket
 from tether.ports import Bus
 from tether.processes import machine_boot
 from tether.sandbox import Registration
-from tether.service import write_whole
 from tether_agent import metrics
 from tether_agent.agents import AgentsFile, Environment, write_environment
-from tether_agent.config import AgentSettings, telemetry
+from tether_agent.config import AgentSettings
+from tether_agent.core import lost
 from tether_agent.providers import (
     Compute,
     NotReadyError,
@@ -51,7 +55,9 @@ from tether_agent.providers import (
     procfs,
     sandbox_file,
 )
-from tether_agent.providers.collector_process import INHERITED, CollectorProcess
+from tether_agent.providers import lost as lost_executions
+from tether_agent.providers.collector_environment import collector_environment, environment_file
+from tether_agent.providers.collector_process import CollectorProcess
 from tether_agent.providers.sandbox_file import SandboxFile
 from tether_agent.providers.workspaces import Workspaces
 
@@ -65,6 +71,7 @@ STABLE_S: Final = 30.0  # a collector that lived so long starts the back-off afr
 COLLECTOR_TERM_S: Final = 20.0  # its own shutdown budget fits in
 EX_CONFIG: Final = 78  # of a collector that refuses its configuration: another start changes nothing
 EARLY_EXITS_MAX: Final = 5  # ends without ever registering, in a row, while the bus was there
+VOLUME_LOOK_S: Final = 2.0
 _POLL_MIN_S: Final = 0.02
 _POLL_MAX_S: Final = 0.25
 _log = structlog.get_logger("tether_agent")
@@ -174,9 +181,13 @@ class LocalProvider:
                     continue
                 if not restart:
                     continue
+                if file.status == "lost" or not sandbox_file.volume_there(file):
+                    self._await_volume(sandbox)
+                    continue
+                gone = file.status == "unfinished" or file.recovery or file.machine_boot != machine_boot()
                 try:
                     # Whatever its keepers hold, or left behind, has to be told by a collector.
-                    self._start(sandbox)
+                    self._start(sandbox, recovery=gone)
                 except ProvisionError as error:
                     _log.error("sandbox_not_restarted", **self._named(sandbox), reason=error.problem.detail)
 
@@ -203,17 +214,22 @@ class LocalProvider:
                 # A start that failed for its configuration is tried again for a new command: it may be put right.
                 sandbox.refused = ""
                 sandbox.early_exits = 0
+                if sandbox.alive:
+                    await self._end_collector(sandbox)
             if not sandbox.alive:
+                self._check_volume(sandbox)
                 self._forget(sandbox)
                 self._start(sandbox)
             file = sandbox.file
         assert file is not None
+        if file.recovery:
+            raise NotReadyError("what ran in the sandbox before is being told")
         await self._registered(sandbox, file, not_instance=None)
         return Compute(tenant, workspace, file.sandbox, file.boot, self._facts(file))
 
     async def stop(self, tenant: str, workspace: str) -> Stopped | None:
         sandbox = self._sandboxes.get((tenant, workspace))
-        if sandbox is None or sandbox.file is None or sandbox.file.status == "stopped":
+        if sandbox is None or sandbox.file is None or sandbox.file.status in ("stopped", "lost"):
             return None
         async with sandbox.lock:
             file = sandbox.file
@@ -224,9 +240,12 @@ class LocalProvider:
             self._forget(sandbox)
             killed = await leftovers.end(Path(file.directory) / ".tether")
             # What had to be killed has not told its end: the next agent service starts a collector for it.
-            unfinished = killed > 0 or file.status == "unfinished"
+            away = not sandbox_file.volume_there(file)
+            unfinished = killed > 0 or away or file.status == "unfinished"
             self._note(sandbox, replace(file.with_process(None), status="unfinished" if unfinished else "stopped"))
             self._environment_file(file).unlink(missing_ok=True)  # no key outlives its sandbox; a start writes it anew
+            if away and self._bus is not None:
+                self._await_volume(sandbox)
         _log.info("sandbox_stopped", **self._named(sandbox), killed=killed)
         return Stopped(tenant, workspace, killed)
 
@@ -240,6 +259,7 @@ class LocalProvider:
             sandbox.early_exits = 0
             if sandbox.alive:
                 await self._end_collector(sandbox)
+            self._check_volume(sandbox)
             self._forget(sandbox)
             self._start(sandbox)  # with the same boot id
             file = sandbox.file
@@ -275,17 +295,19 @@ class LocalProvider:
 
     # --- starting and watching ---
 
-    def _start(self, sandbox: _Sandbox) -> None:
+    def _start(self, sandbox: _Sandbox, *, recovery: bool = False) -> None:
         """Spawn a collector. The lock is held. Raises ProvisionError."""
         assert self._workspaces is not None, "the provider does not run"
         directory = self._workspaces.directory(sandbox.tenant, sandbox.workspace)
-        self._note(sandbox, self._next_file(sandbox, directory))
+        self._note(sandbox, replace(self._next_file(sandbox, directory), recovery=recovery))
         file = sandbox.file
         assert file is not None
         folder = sandbox_file.folder_of(self._state_dir, sandbox.tenant, sandbox.workspace)
         try:
-            write_environment(self._environment_file(file), self._environment)
-            process = collector_process.spawn(self._command, self._child_environment(file), folder / "collector.log")
+            keys = Environment({}, {}, {}) if recovery else self._environment
+            write_environment(self._environment_file(file), keys)
+            environment = collector_environment(self._settings, self._agents, file, self._facts(file))
+            process = collector_process.spawn(self._command, environment, folder / "collector.log")
             failpoints.failpoint("agent.sandbox.spawned")
         except OSError as error:
             detail = f"the collector cannot be started: {error.strerror}"
@@ -300,6 +322,7 @@ class LocalProvider:
     def _next_file(self, sandbox: _Sandbox, directory: Path) -> SandboxFile:
         """What is written down before the spawn: the boot id of what may still live, else a new one."""
         file, machine = sandbox.file, machine_boot()
+        used = file is not None and file.used and file.status not in ("stopped", "lost")
         if file is not None and file.machine_boot == machine and file.status in ("starting", "running"):
             return replace(file.with_process(None), status="starting")
         return SandboxFile(
@@ -310,7 +333,65 @@ class LocalProvider:
             machine_boot=machine,
             directory=str(directory),
             status="starting",
+            used=used,
         )
+
+    def _check_volume(self, sandbox: _Sandbox) -> None:
+        """Raises NotReadyError where the sandbox's volume is away: nothing is started over it before what it ran has
+        come to its end. The lock is held."""
+        file = sandbox.file
+        if file is None or file.status in ("stopped", "lost") or sandbox_file.volume_there(file):
+            return
+        if sandbox.watcher is None or sandbox.watcher.done():
+            self._await_volume(sandbox)
+        raise NotReadyError("the volume of the workspace is away")
+
+    def _await_volume(self, sandbox: _Sandbox) -> None:
+        assert self._group is not None, "the provider does not run"
+        self._forget(sandbox)
+        name = f"volume-{sandbox.tenant}.{sandbox.workspace}"
+        sandbox.watcher = self._group.create_task(self._look_for_volume(sandbox), name=name, context=tracing.detached())
+
+    async def _look_for_volume(self, sandbox: _Sandbox) -> None:
+        """The task of a sandbox whose volume is away, until it is back or something else was begun."""
+        state, said = lost.Lost(), ""
+        while True:
+            async with sandbox.lock:
+                if sandbox.watcher is not asyncio.current_task() or sandbox.file is None:
+                    return
+                state, decision = lost.decide(state, await self._look(sandbox.file), self._settings.agent_volume_wait_s)
+                match decision:
+                    case lost.Tell():
+                        try:
+                            self._start(sandbox, recovery=True)
+                        except ProvisionError as error:
+                            decision = lost.Wait(error.problem.detail)
+                        else:
+                            return
+                    case lost.Close(proof):
+                        if await lost_executions.close_all(self._bus_of(), sandbox.tenant, sandbox.workspace, proof):
+                            self._note(sandbox, replace(sandbox.file.with_process(None), status="lost"))
+                    case lost.Wait():
+                        pass
+            if isinstance(decision, lost.Wait) and decision.reason != said:
+                said = decision.reason
+                _log.warning("volume_awaited", **self._named(sandbox), reason=said)
+            await asyncio.sleep(VOLUME_LOOK_S)
+
+    async def _look(self, file: SandboxFile) -> lost.Look:
+        now_s, closed = asyncio.get_running_loop().time(), file.status == "lost"
+        if closed or sandbox_file.volume_there(file):
+            return lost.Look(now_s, sandbox_file.volume_there(file), None, closed)
+        try:
+            found = await lost_executions.open_executions(self._bus_of(), file.tenant, file.workspace)
+        except BusError:
+            return lost.Look(now_s, False, None)
+        names = [target.execution for target in found]
+        return lost.Look(now_s, False, await asyncio.to_thread(leftovers.proof_of_end, file, names))
+
+    def _bus_of(self) -> Bus:
+        assert self._bus is not None, "a provider without a bus only stops"
+        return self._bus
 
     def _watch(self, sandbox: _Sandbox) -> None:
         assert self._group is not None, "the provider does not run"
@@ -335,16 +416,28 @@ class LocalProvider:
         self._count_exit(sandbox)
         _log.warning("collector_ended", **self._named(sandbox), exit=code, in_a_row=sandbox.early_exits)
         metrics.collector_ends.inc()
+        file = sandbox.file
+        assert file is not None
+        if file.recovery and code == 0:
+            async with sandbox.lock:
+                if sandbox.watcher is asyncio.current_task():
+                    _log.info("sandbox_told", **self._named(sandbox))
+                    self._note(sandbox, replace(file.with_process(None), status="stopped", recovery=False))
+            return
         if code == EX_CONFIG:
             sandbox.refused = "the collector refuses its configuration"
-            return
+            if file.recovery or not file.used:
+                return
         while True:
             await asyncio.sleep(min(RESTART_MAX_S, RESTART_MIN_S * float(2 ** min(sandbox.early_exits - 1, 10))))
             async with sandbox.lock:
                 if sandbox.watcher is not asyncio.current_task():
                     return
+                if not sandbox_file.volume_there(file):
+                    self._await_volume(sandbox)
+                    return
                 try:
-                    self._start(sandbox)
+                    self._start(sandbox, recovery=file.recovery or bool(sandbox.refused))
                 except ProvisionError as error:
                     sandbox.early_exits += 1
                     _log.error("sandbox_not_restarted", **self._named(sandbox), reason=error.problem.detail)
@@ -392,12 +485,20 @@ class LocalProvider:
             found = await self._registration(file)
             if found is not None and found.boot == file.boot and found.instance != not_instance and sandbox.alive:
                 sandbox.early_exits = 0
+                await self._note_used(sandbox, file)
                 return found
             self._check_hope(sandbox)
             if loop.time() > deadline_s:
                 raise NotReadyError("the collector has not registered yet")
             await asyncio.sleep(pause_s)
             pause_s = min(_POLL_MAX_S, pause_s * 1.5)
+
+    async def _note_used(self, sandbox: _Sandbox, file: SandboxFile) -> None:
+        """Before anything is started in it: from now on an empty directory is a volume that is away."""
+        async with sandbox.lock:
+            current = sandbox.file
+            if current is not None and current.boot == file.boot and not current.used:
+                self._note(sandbox, replace(current, used=True))
 
     def _check_hope(self, sandbox: _Sandbox) -> None:
         if not sandbox.refused and sandbox.early_exits < EARLY_EXITS_MAX:
@@ -451,7 +552,7 @@ class LocalProvider:
         return {"tenant": sandbox.tenant, "workspace": sandbox.workspace}
 
     def _environment_file(self, file: SandboxFile) -> Path:
-        return sandbox_file.folder_of(self._state_dir, file.tenant, file.workspace) / "agent-env.json"
+        return environment_file(self._state_dir, file)
 
     def _facts(self, file: SandboxFile) -> Mapping[str, Any]:
         """What identifies the sandbox, and where its agents' keys came from. Without pids: those change with every
@@ -463,46 +564,3 @@ class LocalProvider:
             "directory": file.directory,
             "key_sources": dict(self._environment.sources),
         }
-
-    def _child_environment(self, file: SandboxFile) -> dict[str, str]:
-        settings = self._settings
-        folder = sandbox_file.folder_of(self._state_dir, file.tenant, file.workspace)
-        commands = {kind: list(agent.command) for kind, agent in self._agents.agents.items()}
-        values = {name: os.environ[name] for name in INHERITED if name in os.environ}
-        values |= {
-            "TETHER_NATS_URL": settings.nats_url,
-            "TETHER_REPLICAS": str(settings.replicas),
-            "TETHER_LOG_FORMAT": settings.log_format,
-            "TETHER_LOG_LEVEL": settings.log_level,
-            "TETHER_TENANT": file.tenant,
-            "TETHER_WORKSPACE": file.workspace,
-            "TETHER_SANDBOX": file.sandbox,
-            collector_process.BOOT_VARIABLE: file.boot,
-            "TETHER_WORKSPACE_DIR": file.directory,
-            "TETHER_AGENTS": json.dumps(commands),
-            "TETHER_AGENT_ENV_FILE": str(self._environment_file(file)),
-            "TETHER_FACTS": json.dumps(self._facts(file)),
-        }
-        values |= failpoints.inherited(os.environ)
-        values |= self._bus_credentials(folder)
-        return values | telemetry(settings)
-
-    def _bus_credentials(self, folder: Path) -> dict[str, str]:
-        """The collector's user on the bus; a password goes by file, never by environment or argument."""
-        settings = self._settings
-        if settings.agent_collector_user is not None:
-            found = {"TETHER_NATS_USER": settings.agent_collector_user}
-            if settings.agent_collector_password_file is not None:
-                found["TETHER_NATS_PASSWORD_FILE"] = str(settings.agent_collector_password_file)
-            return found
-        if settings.nats_creds_file is not None:
-            return {"TETHER_NATS_CREDS_FILE": str(settings.nats_creds_file)}
-        found = {}
-        if settings.nats_user is not None:
-            found["TETHER_NATS_USER"] = settings.nats_user
-        password = settings.password()
-        if password is not None:
-            path = folder / "bus-password"
-            write_whole(path, password.encode())
-            found["TETHER_NATS_PASSWORD_FILE"] = str(path)
-        return found

@@ -50,6 +50,13 @@ def with_environ(variable: str, value: str) -> list[ProcessId]:
     return [identity for identity in found if identity is not None]
 
 
+def with_environ_prefix(variable: str, prefix: str) -> list[ProcessId]:
+    """Living processes whose variable begins so; never this process itself."""
+    needle, own = f"\0{variable}={prefix}".encode(), os.getpid()
+    found = (identify(pid) for pid in pids() if pid != own and needle in b"\0" + _read(f"/proc/{pid}/environ"))
+    return [identity for identity in found if identity is not None]
+
+
 def reap(pid: int) -> int | None:
     """The exit code of an own child that has ended (-signal where it was killed); None for a process that was
     adopted, whose exit code only its parent learns."""

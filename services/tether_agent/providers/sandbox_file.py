@@ -3,7 +3,8 @@
 Written before a collector is spawned (status `starting`: boot id, no pid) and after (`running`: pid and start time).
 A crash in between leaves `starting`; the collector is then found by the boot id in its environment, which no other
 process has. `stopped` is written once nothing is left of the sandbox. `unfinished` says that something had to be
-killed: its end is not told in the log yet, so the next agent service starts the collector again to tell it.
+killed: its end is not told in the log yet, so the next agent service starts the collector again to tell it. `lost`: its
+volume is away, and the executions that it had were closed without it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import structlog
 from tether.processes import ProcessId
 from tether.service import write_whole
 
-Status = Literal["starting", "running", "stopped", "unfinished"]
+Status = Literal["starting", "running", "stopped", "unfinished", "lost"]
 FOLDER: Final = "sandboxes"
 _VERSION: Final = 1
 _BYTES_MAX: Final = 64 * 1024
@@ -28,7 +29,8 @@ _log = structlog.get_logger("tether_agent")
 
 @dataclass(frozen=True, slots=True)
 class SandboxFile:
-    """`machine_boot`: the boot of the machine in which `boot` was drawn; after a reboot nothing of it lives."""
+    """`machine_boot`: the boot of the machine in which `boot` was drawn; after a reboot nothing of it lives. `used`: a
+    collector was ready, so its journal lies in the directory. `recovery`: the process only tells what was left."""
 
     tenant: str
     workspace: str
@@ -39,6 +41,8 @@ class SandboxFile:
     status: Status
     pid: int = 0
     start_ticks: int = 0
+    used: bool = False
+    recovery: bool = False
 
     @property
     def process(self) -> ProcessId | None:
@@ -49,6 +53,12 @@ class SandboxFile:
         if identity is None:
             return replace(self, pid=0, start_ticks=0)
         return replace(self, pid=identity.pid, start_ticks=identity.start_ticks, status="running")
+
+
+def volume_there(file: SandboxFile) -> bool:
+    """What its collectors wrote is within reach, or nothing was written yet. A mount point without its volume is an
+    empty directory."""
+    return not file.used or (Path(file.directory) / ".tether" / "journal.sqlite3").exists()
 
 
 def folder_of(state_dir: Path, tenant: str, workspace: str) -> Path:

@@ -52,16 +52,20 @@ def host_name(authority: str) -> str:
         return ""
 
 
+def _authority(origin: str) -> str | None:
+    """The `name:port` of an http(s) origin; None where it is none."""
+    scheme, slashes, authority = origin.partition("://")
+    return authority if slashes and scheme in ("http", "https") else None
+
+
 def judge_place(headers: Headers, admission: Admission) -> Problem | None:
     """Host, then Origin: what is asked of everyone, also where no token is needed. Pure."""
     host = headers.get("host", "")
     if host_name(host) not in admission.host_names:
         return _forbidden("host", "must be a name of this service (TETHER_HTTP_HOSTS)")
     origin = headers.get("origin")
-    if origin is not None and origin.lower() not in admission.origins:
-        parts = urlsplit(origin) if origin.startswith(("http://", "https://")) else None
-        if parts is None or parts.netloc.lower() != host.lower():
-            return _forbidden("origin", "must be this service's own or configured (TETHER_HTTP_ORIGINS)")
+    if origin is not None and origin.lower() not in admission.origins and _authority(origin.lower()) != host.lower():
+        return _forbidden("origin", "must be this service's own or configured (TETHER_HTTP_ORIGINS)")
     return None
 
 

@@ -5,15 +5,20 @@ it. `ABORT` in a request's extensions is the transport's `abort`; `CLOSE` in a W
 once, behind whatever waits, and aborts where the peer does not take it in time.
 
 A request's line may hold a ticket, so the WebSocket protocol, which would log it, says only warnings.
+
+Whoever connects has no token yet, so what a connection may cost is bounded before anything is judged: a request must
+be there as a whole within REQUEST_S, its head within HEAD_BYTES_MAX; a connection that asks nothing is closed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import socket
 from collections.abc import Iterator
+from http import HTTPStatus
 from typing import Any, Final, cast
 
 import uvicorn
@@ -22,8 +27,10 @@ from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.datastructures import Headers
 from websockets.exceptions import InvalidState
-from websockets.http11 import Request
+from websockets.frames import Frame
+from websockets.http11 import Request, Response
 
 from tether.api import PROBLEM_TYPE, WsClose
 from tether.errors import Code, FieldProblem, problem
@@ -33,26 +40,84 @@ from tether_backend.http.errors import ProblemResponse
 ABORT: Final = "tether.abort"
 CLOSE: Final = "tether.close"
 CLOSE_S: Final = 2.0  # for the peer to take the close frame and answer it
+REQUEST_S: Final = 60.0  # from its first byte, or from the connection, until a request is there as a whole
+HEAD_BYTES_MAX: Final = 64 * 1024  # of a request's head; also of trailers and of whatever else is no body
 _BACKLOG: Final = 1024
 _KEEP_ALIVE_S: Final = 75
 _GRACE_S: Final = 5  # of open requests when the service stops
 
 
+def _refusal(status: HTTPStatus, remedy: str) -> tuple[Headers, bytes]:
+    """Headers and body of an answer to what never was a request."""
+    what = problem(Code.INVALID, f"request: {remedy}", fields=(FieldProblem(field="request", remedy=remedy),))
+    body = bytes(ProblemResponse(what.model_copy(update={"status": status.value})).body)
+    return Headers({"content-type": PROBLEM_TYPE, "content-length": str(len(body)), "connection": "close"}), body
+
+
 class Protocol(HttpToolsProtocol):
-    """uvicorn's, with `ABORT`, and with a problem document for what is no HTTP."""
+    """uvicorn's, with `ABORT`, with bounds, and with a problem document for what is no HTTP."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._request_timer: asyncio.TimerHandle | None = None
+        self._head_bytes = 0  # that came since the last head or piece of a body was complete
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._expect_request()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._request_came()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        self._head_bytes += len(data)
+        super().data_received(data)
+        if self.transport.is_closing() or self.transport.get_protocol() is not self:
+            return
+        if self._head_bytes > HEAD_BYTES_MAX:
+            self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"its head must be at most {HEAD_BYTES_MAX} bytes")
+        elif self.timeout_keep_alive_task is None and (self.cycle is None or self.cycle.response_complete):
+            self._expect_request()  # neither a request nor an answer is under way
 
     def send_400_response(self, msg: str) -> None:
-        what = problem(
-            Code.INVALID, "request: is not valid HTTP", fields=(FieldProblem(field="request", remedy="send HTTP/1.1"),)
-        )
-        body = ProblemResponse(what.model_copy(update={"status": 400})).body
-        head = f"HTTP/1.1 400 Bad Request\r\ncontent-type: {PROBLEM_TYPE}\r\ncontent-length: {len(body)}\r\n"
-        self.transport.write(head.encode() + b"connection: close\r\n\r\n" + bytes(body))
+        self._refuse(HTTPStatus.BAD_REQUEST, "is not valid HTTP")
+
+    def _refuse(self, status: HTTPStatus, remedy: str) -> None:
+        headers, body = _refusal(status, remedy)
+        self.transport.write(Response(status.value, status.phrase, headers, body).serialize())
         self.transport.close()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self.scope["extensions"] = {ABORT: {"call": self.transport.abort}}
+        self._expect_request()
+
+    def on_headers_complete(self) -> None:
+        self._head_bytes = 0
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._head_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._head_bytes = 0
+        self._request_came()
+        super().on_message_complete()
+
+    def handle_websocket_upgrade(self) -> None:
+        self._request_came()
+        super().handle_websocket_upgrade()
+
+    def _expect_request(self) -> None:
+        if self._request_timer is None:
+            self._request_timer = self.loop.call_later(REQUEST_S, self.transport.abort)
+
+    def _request_came(self) -> None:
+        if self._request_timer is not None:
+            self._request_timer.cancel()
+            self._request_timer = None
 
 
 _quiet: Final = logging.getLogger("tether.websocket")
@@ -60,13 +125,58 @@ _quiet.setLevel(logging.WARNING)
 
 
 class WebSocketProtocol(WebSocketsSansIOProtocol):
-    """uvicorn's, with `CLOSE`. Its own ways to close wait for room in the transport, or linger until it is empty."""
+    """uvicorn's, with `CLOSE`. Its own ways to close wait for room in the transport, or linger until it is empty; it
+    leaves a handshake that it cannot read without an answer, and fills a connection that nobody reads with pongs."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.logger = self.conn.logger = _quiet
         self.conn.debug = False
+        self.conn.reject = self._reject  # type: ignore[method-assign]
         self._closed_by_us = False
+        self._late_pongs = b""  # of the last pings that came while there was no room
+
+    def _reject(self, status: HTTPStatus | int, text: str) -> Response:
+        """A handshake's refusal, by the protocol or by uvicorn: as every refusal is told."""
+        status = HTTPStatus(status)
+        if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            headers, body = _refusal(status, "failed here; it is logged")
+        else:
+            headers, body = _refusal(
+                status, "must be a WebSocket handshake: GET, version 13, a key of 16 bytes in base64"
+            )
+        return Response(status.value, status.phrase, headers, body)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if not self.handshake_initiated:  # the head comes at once: what it was cannot be read
+            remedy = "must be a WebSocket handshake: GET without a body, at most 128 headers of at most 8 KiB each"
+            headers, body = _refusal(HTTPStatus.BAD_REQUEST, remedy)
+            self.transport.write(Response(400, HTTPStatus.BAD_REQUEST.phrase, headers, body).serialize())
+            self.transport.close()
+
+    def handle_ping(self) -> None:
+        """A peer that pings and reads nothing is owed the last pongs alone."""
+        pongs = b"".join(self.conn.data_to_send())
+        if self.writable.is_set():
+            self.transport.write(pongs)
+        elif pongs:
+            self._late_pongs = pongs
+
+    def resume_writing(self) -> None:
+        late, self._late_pongs = self._late_pongs, b""
+        if late and not self.close_sent:
+            self.transport.write(late)
+        super().resume_writing()
+
+    def handle_text(self, event: Frame) -> None:
+        super().handle_text(_whole(event))
+
+    def handle_bytes(self, event: Frame) -> None:
+        super().handle_bytes(_whole(event))
+
+    def handle_cont(self, event: Frame) -> None:
+        """Of a message that has been told already."""
 
     def handle_connect(self, event: Request) -> None:
         super().handle_connect(event)
@@ -107,6 +217,11 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             self.close_now(WsClose.STOPPED, "the service stops; connect again from the cursor")
         elif not self._closed_by_us:
             super().shutdown()
+
+
+def _whole(event: Frame) -> Frame:
+    """Nothing that is sent is read, so the first fragment is a message: collected, they would have no bound."""
+    return event if event.fin else dataclasses.replace(event, data=b"", fin=True)
 
 
 class Server(uvicorn.Server):

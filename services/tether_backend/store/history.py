@@ -518,6 +518,7 @@ def _interaction(row: Any) -> InteractionView:
         input=state.get("input"),
         description=state.get("description"),
         questions=state.get("questions", []),
+        options=state.get("options", []),
         control=state.get("control"),
     )
 

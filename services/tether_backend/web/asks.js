@@ -38,6 +38,15 @@ function field(label, control, hint) {
 }
 
 /** The view of an interaction. `ctx`: `answer(item, body)`, `control(id)`, `leave()` where focus goes afterwards. */
+/** What the agent offers beyond allowing or denying this once: `decision` is what it comes to. */
+function offers(item) {
+  return (item.options ?? [])
+    .filter(({ id, kind }) => typeof id === "string" && /^(allow|reject)_always$/.test(kind))
+    .map(({ id, label, kind }) => ({
+      id, label: oneLine(typeof label === "string" && label ? label : id, 60), decision: kind.startsWith("allow") ? "allow" : "deny",
+    }));
+}
+
 export class AskView {
   constructor(item, ctx) {
     this.ctx = ctx;
@@ -118,7 +127,9 @@ export class AskView {
     const changed = this.changedInput();
     const allow = button("Allow", () => this.send({ decision: "allow" }, all), "primary");
     const deny = button("Deny", () => this.send({ decision: "deny", text: reason.value.trim() || undefined }, all), "danger");
-    const all = [allow, deny, changed.button];
+    const offered = offers(item).map(({ id, label, decision }) =>
+      button(label, () => this.send({ decision, answers: { option: [id] } }, all)));
+    const all = [allow, deny, changed.button, ...offered];
     changed.button.addEventListener("click", () => {
       const input = changed.value();
       if (input !== null) this.send({ decision: "allow", input }, all);
@@ -129,7 +140,7 @@ export class AskView {
     return h(
       "div", {},
       item.input === null || item.input === undefined ? null : block("It would run with", item.input),
-      h("div", { class: "row" }, allow, deny),
+      h("div", { class: "row" }, allow, deny, ...offered),
       h("details", { class: "more" }, h("summary", {}, "Say why not, or change the input"),
         field("Reason for denying (told to the agent)", reason), changed.node),
     );

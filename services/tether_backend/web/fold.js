@@ -78,7 +78,8 @@ const SHAPES = {
   },
   requested: {
     interaction: STRING, kind: oneOf("approval", "question"), name: or(STRING, ""), input: some(ANY),
-    tool: some(STRING), description: some(STRING), questions: listOf(QUESTION), blob: some(shaped(BLOB)),
+    tool: some(STRING), description: some(STRING), questions: listOf(QUESTION), options: or(OBJECTS, []),
+    blob: some(shaped(BLOB)),
   },
   resolved: {
     interaction: STRING, outcome: oneOf("answered", "denied", "expired", "cancelled"), control: some(STRING),
@@ -171,7 +172,7 @@ const DEFAULTS = {
   },
   interaction: {
     state: "pending", asks: "approval", name: "", input: null, tool: null, description: null, questions: [],
-    control: null,
+    options: [], control: null,
   },
   raw: {},
   gap: { from_ordinal: null, to_ordinal: null, detail: null },
@@ -394,10 +395,11 @@ const HANDLERS = {
     this.tool(tool, { state: status, output, detail, blob, ...(growing && { progress: growing.value() }) });
   },
   "interaction.requested"(body) {
-    const { interaction, kind, name, input, tool, description, questions } = typed(body, SHAPES.requested);
+    const { interaction, kind, name, input, tool, description, questions, options } = typed(body, SHAPES.requested);
     const key = `interaction/${interaction}`;
     if (!this.items.has(key)) {
-      this.put(key, itemOf("interaction", interaction, { asks: kind, name, input, tool, description, questions }));
+      const asked = { asks: kind, name, input, tool, description, questions, options };
+      this.put(key, itemOf("interaction", interaction, asked));
       this.pending += 1;
     }
     this.phaseFromInteractions();

@@ -11,12 +11,14 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import re
 import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Final
 from urllib.parse import urlsplit
 
+import httpx2
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from tether.ids import Token
@@ -26,6 +28,7 @@ from tether_backend.core.notices import KINDS, Kind
 _PREFIX: Final = "whsec_"
 _SECRET_BYTES_MIN: Final = 24
 _NAMES_MAX: Final = 32
+_UNPRINTABLE: Final = re.compile(r"[\x00-\x20\x7f]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +59,13 @@ class _Entry(BaseModel):
     @field_validator("url")
     @classmethod
     def _is_http(cls, value: str) -> str:
-        parts = urlsplit(value)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None:
+        try:
+            parts = urlsplit(value)
+            is_good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.username is None
+            is_good = is_good and parts.port != 0 and bool(httpx2.URL(value).host)
+        except (ValueError, httpx2.InvalidURL):
+            is_good = False
+        if not is_good or _UNPRINTABLE.search(value):
             raise ValueError("must be an http(s) address with a host, without user and password")
         return value
 

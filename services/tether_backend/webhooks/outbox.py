@@ -10,7 +10,7 @@ from typing import Any
 from tether import subjects
 from tether.kv import Bucket, Conflict, Entry
 from tether.limits import NOTIFICATION_MEMORY_S
-from tether.ports import Bus
+from tether.ports import Bus, StreamState
 from tether_backend.core.notices import Notice, Notification, notification_id
 from tether_backend.webhooks.config import Endpoint
 
@@ -64,15 +64,19 @@ class Outbox:
             entry.key, note.value(), op=uuid.uuid4().hex, revision=entry.revision, ttl_s=NOTIFICATION_MEMORY_S
         )
 
-    async def written_after(self, revision: int) -> AsyncIterator[tuple[Entry, Notification]]:
-        """Every record as it is now whose last write is past `revision`, in order of writing."""
-        async for found in self._bucket.records(Notification, f"{self.tenant}.>", after=revision):
-            yield found
+    async def written_after(
+        self, revision: int, endpoint: str | None = None
+    ) -> AsyncIterator[tuple[Entry, Notification]]:
+        """Every record as it is now whose last write is past `revision`, in order of writing; of one endpoint, or all.
+        One that lies where it does not belong is left out."""
+        keys = f"{self.tenant}.>" if endpoint is None else f"{self.tenant}.{endpoint}.>"
+        async for entry, note in self._bucket.records(Notification, keys, after=revision):
+            if entry.key == f"{self.tenant}.{note.endpoint}.{note.id}":
+                yield entry, note
 
-    async def is_older_than(self, revision: int) -> bool:
-        """The bucket ends before this revision: an older copy of it was put back."""
-        state = await self._bus.state(f"KV_{subjects.NOTIFICATIONS}")
-        return state is not None and state.last_sequence < revision
+    async def state(self) -> StreamState | None:
+        """The bucket's stream; None where there is none."""
+        return await self._bus.state(f"KV_{subjects.NOTIFICATIONS}")
 
     def _key(self, note: Notification) -> str:
         return subjects.notification_key(self.tenant, note.endpoint, note.id)

@@ -1,24 +1,24 @@
-"""One tenant's webhooks in one process at a time: the watcher of the log, and the deliverer."""
+"""One tenant's webhooks in one process at a time: the watcher of the log, and a deliverer for each endpoint."""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import httpx2
 import structlog
 
 from tether import subjects, topology
-from tether.errors import BusError, ProblemError
+from tether.errors import BusError, InvalidError, ProblemError
 from tether.failpoints import under
 from tether.kv import Bucket
 from tether.lease import Lease
 from tether.limits import WEBHOOK_TIMEOUT_S
-from tether.ports import Bus, Job
-from tether_backend.core.notices import notices_of
+from tether.ports import Bus, Job, StoredMessage
+from tether_backend.core.notices import Notice, notices_of
 from tether_backend.core.stream import decode
 from tether_backend.metrics import Metrics
 from tether_backend.webhooks.config import Endpoint
@@ -88,35 +88,46 @@ class Webhooks:
         """Watch and deliver, for ever."""
         timeout = httpx2.Timeout(WEBHOOK_TIMEOUT_S)
         async with httpx2.AsyncClient(timeout=timeout, follow_redirects=False, trust_env=False) as client:
-            deliverer = Deliverer(self.outbox, self.endpoints, client, self._metrics)
+            deliverers = {
+                name: Deliverer(self.outbox, {name: endpoint}, client, self._metrics)
+                for name, endpoint in self.endpoints.items()
+            }
             async with asyncio.TaskGroup() as group:
-                group.create_task(deliverer.run(), name=f"webhooks-deliver-{self.tenant}")
-                group.create_task(self._watch(deliverer), name=f"webhooks-watch-{self.tenant}")
+                for name, deliverer in deliverers.items():
+                    group.create_task(deliverer.run(), name=f"webhooks-deliver-{self.tenant}-{name}")
+                group.create_task(self._watch(deliverers), name=f"webhooks-watch-{self.tenant}")
 
-    async def _watch(self, deliverer: Deliverer) -> None:
+    async def _watch(self, deliverers: Mapping[str, Deliverer]) -> None:
         stream, durable = subjects.events_stream(self.tenant), subjects.WEBHOOKS_DURABLE
         spec = topology.Topology(streams=(), consumers=(topology.webhooks(self.tenant),))
         while True:
             try:
                 await self._bus.ensure(spec)
                 async for job in self._bus.jobs(stream, durable, in_flight_max=_IN_FLIGHT_MAX):
-                    if await self._take(job):
-                        deliverer.poke()
+                    for name in await self._take(job):
+                        deliverers[name].poke()
             except BusError as error:
                 _log.warning("webhooks_wait", tenant=self.tenant, detail=error.detail)
             await asyncio.sleep(_RETRY_S)  # the consumer is gone, or the bus: from where the acks are
 
-    async def _take(self, job: Job) -> bool:
-        """Records first, then the ack. True where something is new."""
-        stored = job.message
-        message = decode(stored.subject, stored.sequence, stored.stored_at_ns, stored.data)
-        fresh = False
-        if message.content is not None:
-            for notice in notices_of(message.address, message.content):
-                for endpoint in self.endpoints.values():
-                    if notice.kind in endpoint.kinds:
-                        fresh |= await self.outbox.add(notice, endpoint, time.time_ns() // 1_000_000)
-                        self._step("notification_added")
+    async def _take(self, job: Job) -> set[str]:
+        """Records first, then the ack. The endpoints for which something is new."""
+        fresh: set[str] = set()
+        for notice in self._notices(job.message):
+            for endpoint in self.endpoints.values():
+                if notice.kind in endpoint.kinds:
+                    if await self.outbox.add(notice, endpoint, time.time_ns() // 1_000_000):
+                        fresh.add(endpoint.name)
+                    self._step("notification_added")
         await job.ack()
         self._step("acked")
         return fresh
+
+    def _notices(self, stored: StoredMessage) -> list[Notice]:
+        """What is no message of the log's makes none."""
+        try:
+            message = decode(stored.subject, stored.sequence, stored.stored_at_ns, stored.data)
+        except InvalidError as error:
+            _log.warning("webhooks_unreadable", tenant=self.tenant, sequence=stored.sequence, detail=str(error))
+            return []
+        return [] if message.content is None else list(notices_of(message.address, message.content))

@@ -1,0 +1,222 @@
+"""Connections that nobody has judged yet, and readers that send what is not read: each has its bound and its answer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import struct
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from support_backend import Backend, Log, eventually, running_backend, token_of
+from tether.api import WsClose
+from tether.testing import MemoryBus, MemoryServer
+from tether_backend.http import server
+
+TENANT = "acme"
+HANDSHAKE = (
+    "Connection: Upgrade",
+    "Upgrade: websocket",
+    "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==",
+    "Sec-WebSocket-Version: 13",
+)
+WS = "/v1/conversations/c1/ws"
+PING, TEXT = 9, 1
+
+
+@pytest.fixture
+async def backend(tmp_path: Path) -> AsyncIterator[Backend]:
+    bus = MemoryBus(MemoryServer())
+    async with running_backend(bus, [TENANT], tmp_path) as running:
+        await Log(bus, TENANT).prompt("q1", "r1", "e1")
+        yield running
+
+
+def request(backend: Backend, path: str, *lines: str, method: str = "GET") -> bytes:
+    host = f"Host: 127.0.0.1:{backend.port}"
+    return "\r\n".join([f"{method} {path} HTTP/1.1", host, *lines, "", ""]).encode("latin-1")
+
+
+async def plug(backend: Backend, *, small: bool = False) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    made = socket.socket()
+    if small:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16 * 1024)
+    made.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(made, ("127.0.0.1", backend.port))
+    return await asyncio.open_connection(sock=made, limit=1 << 16)
+
+
+async def answered(backend: Backend, data: bytes) -> tuple[int, bytes]:
+    """Status and body of an answer behind which the server closes."""
+    reader, writer = await plug(backend)
+    writer.write(data)
+    async with asyncio.timeout(10):
+        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+    writer.transport.abort()
+    assert b"application/problem+json" in head, head
+    return int(head.split()[1]), body
+
+
+async def follow(backend: Backend, *, small: bool = False) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    reader, writer = await plug(backend, small=small)
+    writer.write(request(backend, WS, *HANDSHAKE, f"Authorization: Bearer {token_of(TENANT)}"))
+    async with asyncio.timeout(10):
+        assert b" 101 " in await reader.readuntil(b"\r\n\r\n")
+    return reader, writer
+
+
+def frame(opcode: int, payload: bytes, *, fin: bool = True) -> bytes:
+    return bytes([(0x80 if fin else 0) | opcode, 0x80 | len(payload)]) + b"\0\0\0\0" + payload
+
+
+@pytest.mark.parametrize("origin", ["http://[::1", "http://[", "https://", "http://a]b", "null", "://", "http://\xe9"])
+@pytest.mark.parametrize("path", ["/", "/v1/conversations", WS])
+async def test_an_origin_that_is_none_is_refused_as_a_foreign_one(backend: Backend, origin: str, path: str) -> None:
+    lines = HANDSHAKE if path == WS else ("Connection: close",)
+    status, body = await answered(backend, request(backend, path, f"Origin: {origin}", *lines))
+    assert (status, json.loads(body)["fields"][0]["field"]) == (403, "origin")
+
+
+@pytest.mark.parametrize(
+    ("method", "lines", "body", "status"),
+    [
+        ("POST", (), b"", 405),
+        ("GET", ("Content-Length: 5",), b"hello", 400),
+        ("POST", ("Content-Length: 5",), b"hello", 400),
+        ("GET", ("Transfer-Encoding: chunked",), b"0\r\n\r\n", 400),
+        ("GET", tuple(f"X-{number}: a" for number in range(200)), b"", 400),
+        ("GET", ("X-Long: " + "a" * 20_000,), b"", 400),
+        ("GET", ("Sec-WebSocket-Version: 12",), b"", 400),
+    ],
+)
+async def test_a_handshake_that_is_none_gets_a_problem_document_and_the_connection_is_closed(
+    backend: Backend, method: str, lines: tuple[str, ...], body: bytes, status: int
+) -> None:
+    told = await answered(backend, request(backend, WS, *HANDSHAKE, *lines, method=method) + body)
+    assert (told[0], json.loads(told[1])["fields"][0]["field"]) == (status, "request")
+
+
+@pytest.mark.parametrize(
+    "begin",
+    [b"GET / HTTP/1.1\r\nX: ", b"GET /", b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nX: "],
+    ids=["header", "line", "trailer"],
+)
+async def test_a_head_without_an_end_is_cut_off_at_its_bound(backend: Backend, begin: bytes) -> None:
+    _, writer = await plug(backend)
+    writer.write(begin)
+    sent = 0
+    with pytest.raises(OSError):
+        while sent < 64 << 20:
+            writer.write(b"a" * 65_536)
+            await writer.drain()
+            sent += 65_536
+    assert sent < 16 << 20, "what lies in the sockets, and the bound"
+    writer.transport.abort()
+
+
+async def test_a_long_token_and_query_still_fit_in_a_head(backend: Backend) -> None:
+    answer = await backend.client.get("/v1/conversations?x=" + "a" * 30_000, headers={"X-Long": "a" * 20_000})
+    assert answer.status_code == 200
+
+
+@pytest.mark.parametrize(
+    "begin",
+    [
+        b"",
+        b"GET / HT",
+        b"\r\n",
+        b"POST /v1/conversations/c1/messages HTTP/1.1\r\nContent-Length: 100\r\n\r\nab",
+        b"GET /healthz HTTP/1.1\r\n\r\nGET / HT",
+    ],
+    ids=["nothing", "half a line", "a newline", "half a body", "half of a second request"],
+)
+async def test_a_connection_that_does_not_finish_its_request_is_given_up(
+    backend: Backend, begin: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "REQUEST_S", 0.2)
+    reader, writer = await plug(backend)
+    writer.write(begin)
+    async with asyncio.timeout(10):
+        try:
+            await reader.read()
+        except ConnectionResetError:
+            pass
+    writer.transport.abort()
+
+
+async def test_a_stream_outlives_the_time_that_a_request_may_take(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "REQUEST_S", 0.2)
+    reader = await backend.reader("c1").open()
+    await reader.events(2)
+    over_ws, writer = await follow(backend)
+    with pytest.raises(TimeoutError):
+        await reader.next(timeout_s=0.6) and await reader.next(timeout_s=0.6)
+    await backend.deps.bus.publish(f"tether.event.{TENANT}.w.c1._", b"{}")
+    one = await reader.next()
+    assert one is not None and one.name == "problem"
+    async with asyncio.timeout(10):
+        await over_ws.readuntil(b'"frame":"problem"')
+    writer.transport.abort()
+
+
+def memory_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+async def test_a_peer_that_pings_and_reads_nothing_is_owed_no_more_than_the_last_pongs(backend: Backend) -> None:
+    before = memory_bytes()
+    reader, writer = await follow(backend, small=True)
+    writer.transport.pause_reading()  # type: ignore[attr-defined]
+    pings = frame(PING, b"x" * 125) * 500
+    for _ in range(32 * 1024 * 1024 // len(pings)):
+        writer.write(pings)
+        await writer.drain()
+    assert memory_bytes() - before < 16 << 20
+    writer.transport.resume_reading()  # type: ignore[attr-defined]
+    writer.write(frame(PING, b"the last"))
+    async with asyncio.timeout(10):
+        while b"the last" not in await reader.read(65_536):
+            pass
+    writer.transport.abort()
+
+
+async def test_a_message_in_fragments_without_end_is_a_message_at_its_first(backend: Backend) -> None:
+    reader, writer = await follow(backend)
+    writer.write(frame(TEXT, b"", fin=False) + frame(0, b"", fin=False) * 100)
+    async with asyncio.timeout(10):
+        told = await reader.read()
+    assert struct.pack(">H", WsClose.NO_MESSAGES) in told[-60:]
+    writer.transport.abort()
+
+
+async def test_readers_that_come_and_go_leave_nothing_behind(backend: Backend) -> None:
+    readers = backend.deps.metrics.readers._value
+
+    async def one(kind: str) -> None:
+        if kind == "ws":
+            _, writer = await follow(backend)
+        else:
+            _, writer = await plug(backend)
+            writer.write(request(backend, WS, *HANDSHAKE) if kind == "refused" else b"GET / HT")
+        writer.transport.abort()
+
+    async def gone() -> bool:
+        return readers.get() == 0 and not any(task.get_name().startswith("reader-") for task in asyncio.all_tasks())
+
+    await asyncio.gather(*[one(kind) for kind in ("ws", "refused", "half") for _ in range(20)])
+    await eventually(gone, "every reader is gone")
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - a folder of the kernel's
+    for _ in range(5):
+        await asyncio.gather(*[one(kind) for kind in ("ws", "refused", "half") for _ in range(20)])
+    await eventually(gone, "every reader is gone")
+
+    async def closed() -> bool:
+        return len(os.listdir("/proc/self/fd")) <= before + 2  # noqa: PTH208
+
+    await eventually(closed, "every descriptor is closed")

@@ -1,0 +1,140 @@
+"""How each failpoint of the code is come by: the table that the runner uses, and that a test holds against the code.
+
+A key is a name, or the beginning of names; the longest that fits counts. A scenario is what is said in a conversation
+of its own and what happens to it meanwhile; the failpoint is armed just before, so that somebody dies in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from tether_chaos.plan import ConversationPlan, Mode, PromptPlan
+
+Act = Literal[
+    "none",
+    "kill_agent",  # the agent service, while an execution runs: the next one adopts
+    "kill_collector",
+    "kill_backend",
+    "lose_database",  # the backend's database is gone, and the backend killed
+    "restart_collector",  # in order, as an upgrade does
+    "evict",  # the oldest part of the execution's subject is gone; then readers come from the beginning
+    "evict_and_lose",  # likewise, and the backend's database too
+    "read",  # a reader process comes while the execution runs
+    "read_durable",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """One prompt: sent `after_s` later than the scenario begins."""
+
+    text: str
+    mode: Mode = "auto"
+    after_s: float = 0.0
+    agent: str = "scripted"
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """`also`: failpoints that have to be passed before the case's own can be."""
+
+    said: tuple[Said, ...]
+    act: Act = "none"
+    also: tuple[str, ...] = ()
+
+
+_WHOLE: Final = "!tool first\n!ask deploy\n!tool big 10 300000\n!flood 300\n!usage 3 4"
+_LONG: Final = "!tool first\n!lines 120 20\n!sleep 5\n!tool last\n!usage 3 4"
+_BUSY: Final = Said("!lines 30 20\n!sleep 6\n!tool last")
+
+SCENARIOS: Final[Mapping[str, Scenario]] = {
+    "talk": Scenario((Said(_WHOLE),)),
+    "unheard_start": Scenario((Said(_WHOLE),), also=("collector.journaled",)),
+    "queue": Scenario((_BUSY, Said(_WHOLE, after_s=0.6))),
+    "interject": Scenario((_BUSY, Said(_WHOLE, "interject", 1.2))),
+    "lost_reply": Scenario((_BUSY, Said(_WHOLE, "interject", 1.2)), also=("collector.control_journaled",)),
+    "takeover": Scenario((_BUSY, Said(_WHOLE, after_s=0.6), Said(_WHOLE, "takeover", 1.2))),
+    "unknown_agent": Scenario((Said(_WHOLE, agent="unheard-of"),)),
+    "adopt_sandbox": Scenario((Said(_LONG),), "kill_agent"),
+    "adopt_keeper": Scenario((Said(_LONG),), "kill_collector"),
+    "upgrade": Scenario((Said(_LONG),), "restart_collector"),
+    "bind_again": Scenario((Said(_LONG),), "kill_backend"),
+    "lost_database": Scenario((Said(_LONG),), "lose_database"),
+    "evicted": Scenario((Said(_LONG),), "evict"),
+    "evicted_and_lost": Scenario((Said(_LONG),), "evict_and_lose"),
+    "reader": Scenario((Said(_LONG),), "read"),
+    "durable_reader": Scenario((Said(_LONG),), "read_durable"),
+}
+
+TABLE: Final[Mapping[str, str]] = {
+    "agent.command.": "talk",
+    "agent.command.later": "unheard_start",
+    "agent.command.store_never_started": "unknown_agent",
+    "agent.command.tell_failure": "unknown_agent",
+    "agent.sandbox.": "talk",
+    "agent.sandbox.adopted": "adopt_sandbox",
+    "attach.": "reader",
+    "attach.durable_": "durable_reader",
+    "attach.snapshot_read": "evicted",
+    "backend.attach.": "talk",
+    "backend.attach.snapshot_made": "evicted",
+    "backend.projection.": "talk",
+    "backend.projection.caught_up": "bind_again",
+    "backend.projection.consumer_": "lost_database",
+    "backend.projection.told": "lost_database",
+    "backend.projection.unfinished_marked": "lost_database",
+    "backend.recovery.": "evicted_and_lost",
+    "backend.webhooks.": "talk",
+    "collector.": "talk",
+    "collector.adopted": "adopt_keeper",
+    "collector.handed_over": "upgrade",
+    "router.": "talk",
+    "router.admission.ask_receipt": "lost_reply",
+    "router.admission.read_later": "takeover",
+    "router.admission.resolve": "takeover",
+    "router.admission.send_control": "interject",
+    "router.admission.wait": "queue",
+}
+WORKSPACES: Final = 3  # shared; a case of the agent service gets one of its own, whose sandbox is new
+
+
+def scenario_of(failpoint: str) -> str | None:
+    """The scenario's name; None where the table has nothing that fits."""
+    fitting = [key for key in TABLE if failpoint == key or (key.endswith((".", "_")) and failpoint.startswith(key))]
+    return TABLE[max(fitting, key=len)] if fitting else None
+
+
+def unused(failpoints: frozenset[str]) -> list[str]:
+    """Keys of the table that no failpoint of the code goes by any more."""
+    used = set()
+    for name in failpoints:
+        fitting = [key for key in TABLE if name == key or (key.endswith((".", "_")) and name.startswith(key))]
+        used.add(max(fitting, key=len, default=""))
+    return sorted(set(TABLE) - used)
+
+
+def conversation(number: int, failpoint: str, scenario: Scenario) -> ConversationPlan:
+    """One conversation for one case; readers of both transports follow it."""
+    name = f"f{number}"
+    workspace = f"own{number}" if failpoint.startswith("agent.") else f"w{number % WORKSPACES}"
+    prompts = []
+    for place, said in enumerate(scenario.said):
+        request = f"{name}-{place}"
+        prompts.append(
+            PromptPlan(
+                request=request,
+                marker=f"<{request}>",
+                text=f"!say <{request}>\n{said.text}",
+                over="nats" if (number + place) % 2 else "http",
+                again_after_s=None,
+                fate="run",
+                fate_after_s=0.0,
+                next_at_once=False,
+                mode=said.mode,
+                after_s=said.after_s,
+                agent=said.agent,
+            )
+        )
+    return ConversationPlan(name, workspace, (tuple(prompts),), ("sse", "nats"))
