@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.tether-stamp
 SOURCES := contracts services tools tests examples
 
-.PHONY: help demo test check lint types layers schemas generate requirements bench chaos agents lock clean venv
+.PHONY: help demo test check lint types layers schemas generate requirements bench bench-compare chaos agents lock clean venv
 
 help: ## what each target does
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -51,6 +51,9 @@ requirements: $(STAMP) ## every requirement is covered by a test that exists, or
 
 bench: $(STAMP) ## measures, prints a table, writes reports/bench.json
 	@$(BIN)/python -m tether_bench $(BENCH_ARGS)
+
+bench-compare: $(STAMP) ## Tether beside what else one would pick (once before: python -m tether_bench.compare install)
+	@$(BIN)/python -m tether_bench.compare run $(COMPARE_ARGS)
 
 chaos: $(STAMP) ## kills and freezes every service under load, judged by the oracle; CHAOS_ARGS="--seed N --rounds K --seconds S"
 	@$(BIN)/python -m tether_chaos $(CHAOS_ARGS)

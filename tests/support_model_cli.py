@@ -56,6 +56,11 @@ class ModelKeeper:
         self._steered: list[str] = []
         self._asked: str | None = None
 
+    @property
+    def waits(self) -> bool:
+        """For the answer to an approval."""
+        return self.alive and self._asked is not None
+
     # --- the keeper ---
 
     def record(self, kind: int, data: bytes = b"", meta: Mapping[str, object] | None = None, *, sync: bool = False) -> int:

@@ -54,6 +54,7 @@ from tether_collector.log_writer import LogWriter
 from tether_collector.pipeline import Base, Pipeline
 from tether_collector.process import AgentProcess, keeper_folder
 from tether_collector.recovery_files import write_final
+from tether_collector.salvage import closed_without_tail, salvage
 from tether_collector.sweep import sweep
 
 PROVE_AGAIN_S: Final = 2.0
@@ -265,6 +266,7 @@ class ExecutionShell:
                 self._around.journal.forget_end(self.start.execution)
                 return
             await self._process.abandon()
+            await self._salvage()
             self._controls.close()
             self._close_journal(now_ms())
             return
@@ -289,8 +291,25 @@ class ExecutionShell:
         assert pipeline is not None
         while not pipeline.machine.ended and pipeline.step().moved:
             pass
-        if not pipeline.machine.ended:
+        if not pipeline.machine.ended or pipeline.closed_by_another:
             self._fenced = "the execution was ended by another"
+
+    async def _salvage(self) -> None:
+        """Another closed the execution while the volume was away: what the spool has beyond the log is kept."""
+        message = await claiming.last_message(self._around.bus, self._address)
+        base = closed_without_tail(message)
+        if base is None:
+            return
+        if self._process.gone:
+            await self._process.prove_gone()  # so that the spool has its end, too
+        launch, adapter = agent_launch(self._around.settings, self.start)
+        event = claiming.claim_event(self._address, self.start.claim)
+        pipeline = Pipeline.rebuild(self._process.directory, launch, adapter, event, self.start.target, base)
+        try:
+            await salvage(self._around.bus, self._around.blobs, self.start.target, pipeline, now_ms())
+        finally:
+            pipeline.close()
+        self._around.step("salvaged")
 
     async def _read_base(self) -> Base | None:
         """Where the log stands; None where this writer is fenced."""

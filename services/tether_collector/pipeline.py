@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from tether.events import DELTAS, GAP, Event
+from tether.events import DELTAS, EXECUTION_ENDED, GAP, Event
 from tether.fold import Applied, ExecutionFold, ExecutionState
 from tether.frames import Position
 from tether.ids import ExecutionTarget
@@ -230,6 +230,12 @@ class Pipeline:
         if ordinal > self._base.ordinal:
             self._fold(events)
         self._sequence, self._tag = sequence, tag
+
+    @property
+    def closed_by_another(self) -> bool:
+        """The log's end was written by who could not reach this spool."""
+        newest = self._base.events[-1] if self._base.events else None
+        return newest is not None and newest.type == EXECUTION_ENDED and newest.body.get("tail") == "unknown"
 
     @property
     def caught_up(self) -> bool:

@@ -59,8 +59,6 @@ STEPS_OF_COLLECTOR = (
 MODES: tuple[Mode, ...] = ("auto", "auto", "takeover", "interject")
 CLIENTS = ("prompt", "prompt", "prompt again", "retry", "answer", "answer", "interrupt", "stop", "control again")
 FAULTS = ("kill", "kill", "freeze", "disconnect", "collector dies at a step", "collector dies at a step", "keeper dies")
-conversations = st.sampled_from(CONVERSATIONS)
-picks = st.integers(0, 1 << 16)
 
 
 class OneWriter(RuleBasedStateMachine):
@@ -89,11 +87,20 @@ class OneWriter(RuleBasedStateMachine):
 
     # --- clients: few rules with many kinds, so that every run has them all ---
 
-    @rule(conversation=conversations, what=st.sampled_from(CLIENTS), how=st.sampled_from(BEHAVIOURS), pick=picks)
-    def client(self, conversation: str, what: str, how: str, pick: int) -> None:
+    @rule(first=st.sampled_from(CLIENTS), more=st.integers(0, 4))
+    def clients(self, first: str, more: int) -> None:
+        """Some at once, or nearly."""
+        self._client(first)
+        for _ in range(more):
+            self._client(self.plane.random.choice(CLIENTS))
+
+    def _client(self, what: str) -> None:
+        draw = self.plane.random
+        pick = draw.randrange(1 << 16)
+        conversation = self._busy() if draw.random() < 0.7 else draw.choice(CONVERSATIONS)
         match what:
             case "prompt":
-                self._prompt(conversation, MODES[pick % len(MODES)], how)
+                self._prompt(conversation, draw.choice(MODES), draw.choice(BEHAVIOURS))
             case "prompt again":
                 self._prompt_again(pick)
             case "retry":
@@ -102,6 +109,12 @@ class OneWriter(RuleBasedStateMachine):
                 self._control_again(pick)
             case _:
                 self._control(conversation, cast(Verb, what), pick)
+
+    def _busy(self) -> str:
+        """A conversation in which a CLI lives, one that waits for an answer before others."""
+        living = [one for one in self.plane.machine.keepers.values() if one.alive]
+        chosen = next((one for one in living if one.waits), living[-1] if living else None)
+        return CONVERSATIONS[0] if chosen is None else self.plane.conversations[chosen.spec.execution]
 
     def _prompt(self, conversation: str, mode: Mode, how: str) -> None:
         request = f"r{len(self.prompts)}"
@@ -150,15 +163,11 @@ class OneWriter(RuleBasedStateMachine):
 
     # --- what goes wrong ---
 
-    @rule(
-        what=st.sampled_from(FAULTS),
-        pick=picks,
-        seconds=st.sampled_from((0.5, 3.0, 20.0, 45.0)),
-        step=st.sampled_from(STEPS_OF_COLLECTOR),
-    )
-    def fault(self, what: str, pick: int, seconds: float, step: str) -> None:
-        services = self.plane.services()
-        service = services[pick % len(services)]
+    @rule(what=st.sampled_from(FAULTS))
+    def fault(self, what: str) -> None:
+        draw = self.plane.random
+        service = draw.choice(self.plane.services())
+        seconds = draw.choice((0.5, 3.0, 20.0, 45.0))
         match what:
             case "kill":
                 self.run(self.plane.restart(service))
@@ -167,11 +176,11 @@ class OneWriter(RuleBasedStateMachine):
             case "disconnect":
                 self.run(self._disconnect(service, min(seconds, 5.0)))
             case "collector dies at a step" if len(self.plane.crash_at) < 3:
-                self.plane.crash_at.append(step)
+                self.plane.crash_at.append(draw.choice(STEPS_OF_COLLECTOR))
             case "keeper dies":
                 living = [one for one in self.plane.machine.keepers.values() if one.alive]
                 if living:
-                    living[pick % len(living)].die()
+                    draw.choice(living).die()
 
     async def _disconnect(self, service: Service, seconds: float) -> None:
         if not service.over:

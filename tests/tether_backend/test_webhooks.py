@@ -16,12 +16,13 @@ import httpx2
 import pytest
 
 from support_backend import Log, ensure_tenants, event, eventually, running_backend
+from support_nats import running_server
 from support_webhooks import Receiver, receiving, working
 from tether import subjects
-from tether.bus import NatsBus
+from tether.bus import NatsBus, connect
 from tether.limits import WEBHOOK_BACKOFF_S
 from tether.settings import ConfigurationError
-from tether_backend.core.notices import Notification, attempted, revived, signature
+from tether_backend.core.notices import Notice, Notification, attempted, revived, signature
 from tether_backend.metrics import Metrics
 from tether_backend.webhooks.config import Endpoint, load_endpoints
 from tether_backend.webhooks.deliverer import Deliverer
@@ -275,3 +276,178 @@ def test_a_file_that_others_may_read_is_refused(tmp_path: Path) -> None:
     path.chmod(0o644)
     with pytest.raises(ConfigurationError, match="chmod 600"):
         load_endpoints(path, (TENANT,))
+
+
+# --- receivers that answer anything, an outbox and a log with anything in them ---
+
+
+@contextlib.asynccontextmanager
+async def answering(answer: bytes | None) -> AsyncIterator[str]:
+    """A server that says just this and closes; None: it never says anything."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            await reader.readuntil(b"\r\n\r\n")
+            if answer is None:
+                await reader.read()
+            else:
+                writer.write(answer)
+                await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/hook"
+    finally:
+        server.close()
+
+
+def at(url: str, name: str = "chat") -> Endpoint:
+    return Endpoint(name, TENANT, frozenset(("interaction.requested", "response.ended")), url, SECRET)
+
+
+async def attempt(log: Log, hooks: Webhooks) -> Notification:
+    """The notification after its first attempt, by a process that has not ended."""
+    async with working(hooks):
+        await log.frame("e1", [STARTED, ASKED])
+
+        async def tried() -> Notification | None:
+            return next(iter([note async for _, note in hooks.outbox.written_after(0) if note.attempts]), None)
+
+        found: Notification = await eventually(tried, "an attempt", timeout_s=10)
+        return found
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"Retry-After: \xb2",
+        b"Retry-After: Mon, 01 Jan 99999999999999999999999 00:00:00 GMT",
+        b"Retry-After: Mon, 01 Jan 2024 00:00:00 +99999999999999999999",
+        b"Retry-After: ,,, ; 1 : 2",
+        b"Retry-After: -1",
+        b"Retry-After: " + b"9" * 5000,
+        b"X-Long: " + b"a" * 300_000,
+    ],
+)
+async def test_whatever_a_receiver_says_costs_one_attempt_and_not_the_process(log: Log, header: bytes) -> None:
+    async with answering(b"HTTP/1.1 503 x\r\n%s\r\nContent-Length: 0\r\n\r\n" % header) as url:
+        note = await attempt(log, hooks_of(log, [at(url)]))
+        assert (note.state, note.attempts) == ("pending", 1)
+        assert note.due_at - note.created_at < 3_700_000
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:99999/x", "http://127.0.0.1:9/\x01", "http://127.0.0.1:9/\ud800"])
+async def test_an_address_that_cannot_be_connected_to_costs_its_attempts_and_not_the_process(
+    log: Log, url: str
+) -> None:
+    note = await attempt(log, hooks_of(log, [at(url)]))
+    assert (note.state, note.status) == ("pending", None)
+
+
+async def test_a_receiver_that_took_it_and_broke_off_has_taken_it(log: Log) -> None:
+    async with answering(b"HTTP/1.1 200 OK\r\nContent-Length: 300\r\n\r\nabc") as url:
+        note = await attempt(log, hooks_of(log, [at(url)]))
+        assert (note.state, note.status) == ("delivered", 200)
+
+
+async def test_a_receiver_that_hangs_with_a_queue_before_it_holds_up_nobody_else(log: Log) -> None:
+    async with answering(None) as url, receiving() as receiver:
+        hooks = hooks_of(log, [at(url, "hangs"), endpoint(receiver)])
+        for number in range(20):
+            await Log(log.bus, log.tenant, f"c{number}", "w").frame(f"x{number}", [STARTED, ASKED])
+        began_s = time.monotonic()
+        async with working(hooks):
+            await delivered(receiver, 20)
+            await log.frame("e1", [STARTED, ASKED])
+            await delivered(receiver, 21)
+        assert time.monotonic() - began_s < 8, "the one that hangs is given 10 s"
+
+
+async def test_what_is_no_record_in_the_outbox_and_no_message_in_the_log_is_passed_over(log: Log) -> None:
+    async with receiving() as receiver:
+        hooks = hooks_of(log, [endpoint(receiver)])
+        where = f"$KV.{subjects.NOTIFICATIONS}.{log.tenant}.chat"
+        record = '{"id":"%s","endpoint":"chat","kind":"response.ended","conversation":"c","body":"%s"}'
+        await log.bus.publish(f"{where}.ntf_a", b"rubbish")
+        await log.bus.publish(f"{where}.ntf_b", (record % ("a.b.>", "x")).encode())
+        await log.bus.publish(f"{where}.ntf_c", (record % ("another", "x")).encode())
+        await log.bus.publish(f"{where}.ntf_d", (record % ("ntf_d", "\\ud800")).encode())
+        for subject in ("x", "a.b.c.d.e", "w.c1.e$1"):
+            await log.bus.publish(f"tether.event.{log.tenant}.{subject}", b"rubbish")
+        async with working(hooks):
+            await log.frame("e1", [STARTED, ASKED])
+            (note,) = await settled(hooks, "delivered")
+        assert note.conversation == "c1" and len(receiver.bodies) == 1
+
+
+async def test_an_outage_of_the_bus_in_the_middle_of_a_delivery_costs_a_repetition_and_not_the_process() -> None:
+    with running_server() as server:
+        async with await connect(server.url, name="webhooks") as bus:
+            await ensure_tenants(bus, ["out"])
+            log = Log(bus, "out", "c1", "w")
+            reached, go = asyncio.Event(), asyncio.Event()
+
+            async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+                await reader.readuntil(b"\r\n\r\n")
+                reached.set()
+                await go.wait()
+                writer.write(b"HTTP/1.1 204 x\r\n\r\n")
+                writer.close()
+
+            receiver = await asyncio.start_server(serve, "127.0.0.1", 0)
+            hooks = hooks_of(log, [at(f"http://127.0.0.1:{receiver.sockets[0].getsockname()[1]}/")])
+            work = asyncio.create_task(hooks.work(), name="webhooks")
+            await log.frame("e1", [STARTED, ASKED])
+            await reached.wait()
+            server.kill()
+            go.set()
+            await asyncio.wait((work,), timeout=6)
+            assert not work.done()
+            server.start()
+            (note,) = await settled(hooks, "delivered")
+            assert note.status == 204
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+            receiver.close()
+
+
+async def test_an_outbox_that_was_made_anew_is_read_from_its_beginning() -> None:
+    with running_server() as server:
+        async with await connect(server.url, name="webhooks") as bus, receiving() as receiver:
+            await ensure_tenants(bus, ["anew"])
+            log = Log(bus, "anew", "c1", "w")
+            hooks = hooks_of(log, [endpoint(receiver)])
+            async with httpx2.AsyncClient() as client:
+                deliverer = Deliverer(hooks.outbox, hooks.endpoints, client, Metrics())
+                await hooks.outbox.add(notice("e1"), endpoint(receiver), 1)
+                await deliverer._pass()
+                await bus.request(f"$JS.API.STREAM.DELETE.KV_{subjects.NOTIFICATIONS}", b"", timeout_s=5)
+                await ensure_tenants(bus, ["anew"])
+                for number in range(4):  # more than there were, before anybody looked
+                    await hooks.outbox.add(notice(f"x{number}"), endpoint(receiver), 1)
+                await deliverer._pass()
+        assert len(receiver.bodies) == 5
+
+
+def notice(execution: str) -> Notice:
+    return Notice(
+        kind="response.ended",
+        identity=f"{execution}/response.ended",
+        tenant="anew",
+        workspace="w",
+        conversation="c1",
+        execution=execution,
+        at=1,
+        data={"outcome": "completed"},
+    )
+
+
+@pytest.mark.parametrize("url", ["http://h:99999/", "http://h/\x01", "http://a b/", "http://", "ftp://h/", "http://["])
+def test_an_address_that_is_none_is_refused_at_the_start(tmp_path: Path, url: str) -> None:
+    path = tmp_path / "hooks.json"
+    secret = "whsec_" + base64.b64encode(SECRET).decode()
+    path.write_text(json.dumps([{"name": "a", "url": url, "secret": secret, "tenant": "t"}]))
+    path.chmod(0o600)
+    with pytest.raises(ConfigurationError, match="http"):
+        load_endpoints(path, ("t",))

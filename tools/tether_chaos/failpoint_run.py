@@ -240,6 +240,7 @@ class FailpointRun(Round):
                     *(sys.executable, "-P", "-m", "tether_chaos.reader_process", *arguments),
                     env=environment,
                     stdin=asyncio.subprocess.DEVNULL,
+                    stdout=log,
                     stderr=log,
                 )
             try:

@@ -310,7 +310,9 @@ class Acp:
             body = {"turn": start["prompt"], "outcome": "interrupted", "reason": "interrupted before it began"}
             seen = self._cancels_seen(state)
             return b.Reading((Draft(ev.TURN_COMPLETED, body),), (*seen, b.TurnEnded("interrupted")))
-        signals: list[b.Signal] = [asks.reply(state, self._prompt(state, start["prompt"], content), work=True)]
+        # A written prompt is a turn: an agent whose model is silent shows nothing else of it, for minutes.
+        first = asks.reply(state, self._prompt(state, start["prompt"], content), work=True)
+        signals: list[b.Signal] = [first, b.TurnBegan()]
         if self.profile.takes_prompts_while_running:
             while state["held"]:
                 signals.append(self._release(state))
