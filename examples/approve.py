@@ -1,7 +1,7 @@
-"""Decide approvals in code: allow what only reads, deny the rest with a reason the agent is told.
+r"""Decide approvals in code: allow what only reads, deny the rest with a reason the agent is told.
 
 tether up --detach
-python examples/approve.py $'!ask look\\n!ask remove\\n!say done' [--agent scripted]
+python examples/approve.py $'!ask look\n!ask remove\n!say done' [--agent scripted]
 """
 
 from __future__ import annotations

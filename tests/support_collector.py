@@ -126,6 +126,9 @@ async def main() -> int:
         journal.parent.mkdir(exist_ok=True)
         journal.touch()
         async with bus.serve(subjects.control(fake.tenant, fake.workspace, "start"), fake.start, name="collector"):
+            if os.environ.get("TETHER_RECOVERY") == "true":
+                (fake.directory / "recovered").touch()
+                return 0
             await fake.register()
             print(json.dumps({"event": "registered", "at": time.time()}), flush=True)
             await stop.wait()

@@ -121,3 +121,10 @@ def collector_of(root: Path) -> ProcessId:
     [path] = (root / "agent" / "sandboxes").glob("*/sandbox.json")
     value = json.loads(path.read_bytes())
     return ProcessId(value["pid"], value["start_ticks"], value["machine_boot"])
+
+
+def collector_in(root: Path, workspace: str) -> ProcessId:
+    """The collector of one workspace of a data directory, as the provider's record names it."""
+    found = [json.loads(path.read_bytes()) for path in (root / "agent" / "sandboxes").glob("*/sandbox.json")]
+    [value] = [one for one in found if one["workspace"] == workspace]
+    return ProcessId(value["pid"], value["start_ticks"], value["machine_boot"])

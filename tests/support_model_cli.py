@@ -49,6 +49,7 @@ class ModelKeeper:
         self.proven = False
         self.behaviour = ""
         self.stdin: list[tuple[str, dict[str, Any]]] = []  # what reached the CLI, by control id
+        self.effects: list[str] = []  # control ids that it acted on
         self.killed = 0
         self._results: dict[str, str] = {}
         self._open = True
@@ -63,7 +64,9 @@ class ModelKeeper:
 
     # --- the keeper ---
 
-    def record(self, kind: int, data: bytes = b"", meta: Mapping[str, object] | None = None, *, sync: bool = False) -> int:
+    def record(
+        self, kind: int, data: bytes = b"", meta: Mapping[str, object] | None = None, *, sync: bool = False
+    ) -> int:
         number = self.spool.append(kind, data, dumps(dict(meta)) if meta else b"")
         self.spool.flush(sync)
         if self.link is not None:
@@ -138,15 +141,19 @@ class ModelKeeper:
             return
         match line["type"]:
             case "prompt" if self.behaviour == "":
+                self.effects.append(control)
                 self._begin(line)
             case "prompt":
+                self.effects.append(control)
                 self._take(line)
             case "answer":
                 if self._asked == line["request"]:
+                    self.effects.append(control)
                     self._asked = None
                     self.say(type="ask.resolved", request=line["request"], decision=line["decision"])
                     self.later(self._finish, "ok")
             case "interrupt" if self.behaviour != "deaf":
+                self.effects.append(control)
                 self.say(type="interrupted", id=line["id"])
                 if self._asked is not None:
                     self.say(type="ask.cancelled", request=self._asked)

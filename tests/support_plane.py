@@ -142,6 +142,7 @@ class Plane:
     """See the module. `seed` decides every delay and fault."""
 
     def __init__(self, seed: int, loop: asyncio.AbstractEventLoop) -> None:
+        random.seed(seed)  # services draw their back-offs from it
         self.random = random.Random(seed)
         self.server = MemoryServer()
         self.loop = loop
@@ -342,12 +343,35 @@ class Plane:
         import sqlite3
 
         with contextlib.closing(sqlite3.connect(self.settings.state_dir / "journal.sqlite3")) as database:
-            rows = database.execute("SELECT control, execution, verb, status, problem, payload FROM controls").fetchall()
+            rows = database.execute(
+                "SELECT control, execution, verb, status, problem, payload FROM controls"
+            ).fetchall()
         names = ("control", "execution", "verb", "status", "problem", "payload")
         found = {row[0]: dict(zip(names, row, strict=True)) for row in rows}
         for entry in found.values():
             entry["payload"] = json.loads(entry["payload"])
         return found
+
+    async def story(self) -> str:
+        """Everything that an outsider finds, for whoever has to understand a failure."""
+        lines: list[str] = []
+        for keeper in self.machine.keepers.values():
+            state = f"alive={keeper.alive} gone={keeper.gone} proven={keeper.proven} killed={keeper.killed}"
+            lines.append(f"{keeper.spec.execution} {keeper.behaviour} {state} stdin={keeper.stdin}")
+        for execution in self.conversations:
+            events = [f"  {one.ordinal} {one.at} {one.type} {one.body}"[:240] for one in await self.events(execution)]
+            lines += [execution, *events] if events else []
+        lines += [f"{entry}" for entry in self.journaled().values()]
+        lines += [
+            f"{asked.request.control} {asked.replies} {asked.refusals} {asked.lost}" for asked in self.asked.values()
+        ]
+        collector = self.collector
+        if collector is not None and collector.task is not None:
+            lines.append(f"collector over={collector.over}")
+        for task in asyncio.all_tasks(self.loop):
+            frames = [f"{one.f_code.co_filename.rpartition('/')[2]}:{one.f_lineno}" for one in task.get_stack(limit=2)]
+            lines.append(f"task {task.get_name()} {frames}")
+        return "\n".join(lines)
 
 
 @asynccontextmanager

@@ -9,7 +9,8 @@ control wanted ─▶ held for this execution? ─▶ its authority goes with th
 A lease moves control, never the writer: it says whose control counts where two processes act for the same conversation,
 and that one which was frozen beyond its lease and wakes is refused. Its value names holder, execution and token (the
 revision at acquisition, carried on by renewals); the collector reads the key for each control (`check`) and journals
-the highest token that it accepted. A process keeps a lease while it uses it and a little longer, so several backends
+the highest token that it accepted. Where it knows a higher one (the bucket was made anew), its refusal says which, and
+the lease is acquired above that. A process keeps a lease while it uses it and a little longer, so several backends
 behind one balancer take turns within a caller's wait.
 """
 
@@ -40,6 +41,7 @@ from tether.ports import Bus
 
 USER_VERBS: Final = ("answer", "interject", "interrupt", "stop")  # of a caller that is neither router nor agent service
 _TRY_AGAIN_S: Final = 0.1
+_TOKEN_MAX: Final = 2**53  # no bucket counts that far
 _NOT_YET: Final = (Code.TARGET_UNKNOWN, Code.RUNTIME_UNAVAILABLE)  # retryable, of a collector: it took nothing
 
 
@@ -83,14 +85,15 @@ class ControlLeases:
         """
         target = request.target
         assert target is not None, "user-driven controls have a target"
-        until_s, discarded = _now_s() + CONTROL_REPLY_S, False
+        until_s, discarded, above = _now_s() + CONTROL_REPLY_S, False, 0
         while True:
-            async with self.authority(target) as authority:
+            async with self.authority(target, above=above) as authority:
                 request = request.model_copy(update={"authority": authority})
                 reply = await ask_collector(self._bus, target.tenant, target.workspace, request)
             why = None if reply.status != "rejected" else reply.problem
-            if why is not None and why.code == Code.LEASE_NOT_READY and not discarded:
-                discarded = True
+            is_refused = why is not None and why.code == Code.LEASE_NOT_READY
+            if is_refused and (not discarded or (above < _seen(why) and _now_s() < until_s)):
+                discarded, above = True, max(above, _seen(why))
                 await self._discard(target, authority.token)
             elif why is not None and why.retryable and why.code in _NOT_YET and _now_s() + _TRY_AGAIN_S < until_s:
                 await asyncio.sleep(_TRY_AGAIN_S)
@@ -98,11 +101,12 @@ class ControlLeases:
                 return reply
 
     @asynccontextmanager
-    async def authority(self, target: ExecutionTarget) -> AsyncIterator[Authority]:
-        """Hold the conversation's lease meanwhile. Raises ProblemError(LEASE_NOT_READY), BusError."""
+    async def authority(self, target: ExecutionTarget, *, above: int = 0) -> AsyncIterator[Authority]:
+        """Hold the conversation's lease meanwhile, by a token higher than `above`. Raises BusError and
+        ProblemError(LEASE_NOT_READY)."""
         deadline_s = _now_s() + self._wait_s
         while True:
-            hold = self._hold_of(target)
+            hold = self._hold_of(target, above)
             try:
                 await asyncio.shield(hold.ready)
                 token = hold.lease.token
@@ -115,7 +119,7 @@ class ControlLeases:
             except BusError:
                 await self._drop(hold)
                 raise
-            if hold.execution == target.execution and not hold.dropped.is_set():
+            if hold.execution == target.execution and token > above and not hold.dropped.is_set():
                 break
             await self._drop(hold)  # another execution has the conversation: its lease is another acquisition
         hold.users += 1
@@ -132,7 +136,7 @@ class ControlLeases:
 
     # --- one lease's life -----------------------------------------------------------------------------------------
 
-    def _hold_of(self, target: ExecutionTarget) -> _Hold:
+    def _hold_of(self, target: ExecutionTarget, above: int) -> _Hold:
         key = subjects.lease_key(target.tenant, target.workspace, target.conversation)
         hold = self._holds.get(key)
         if hold is None:
@@ -147,15 +151,15 @@ class ControlLeases:
             hold = _Hold(lease, target.execution, asyncio.get_running_loop().create_future(), used_s=_now_s())
             self._holds[key] = hold
             hold.task = asyncio.create_task(
-                self._live(hold), name=f"lease-{key}", context=tracing.detached()
+                self._live(hold, above), name=f"lease-{key}", context=tracing.detached()
             )  # it outlives the request that begins it
         return hold
 
-    async def _live(self, hold: _Hold) -> None:
+    async def _live(self, hold: _Hold, above: int) -> None:
         """Acquire, renew while it is used, release."""
         try:
             try:
-                await hold.lease.acquire()
+                await hold.lease.acquire(above)
             except (ProblemError, BusError) as error:
                 _fail(hold, error)
                 return
@@ -210,7 +214,15 @@ def check(entry: Entry | None, authority: Authority, execution: str) -> Problem 
 
 def is_behind(entry: Entry | None, authority: Authority) -> bool:
     """What was read may be older than the acquisition that is claimed: a replica lags, or the claim is false."""
-    return authority.kind == "lease" and (entry is None or entry.revision < authority.token)
+    if authority.kind != "lease":
+        return False
+    return entry is None or (entry.revision < authority.token and token_of(entry) != authority.token)
+
+
+def _seen(refusal: Problem | None) -> int:
+    """The token that the collector says it has seen; 0 where it says none."""
+    token = None if refusal is None else refusal.context.get("token")
+    return token if isinstance(token, int) and not isinstance(token, bool) and 0 < token < _TOKEN_MAX else 0
 
 
 def _not_ready(detail: str) -> Problem:

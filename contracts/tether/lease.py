@@ -8,7 +8,8 @@ waiting ──written(create)──▶ held ──written(renew)──▶ held
 ```
 
 The **token** is the revision at acquisition: the first value has none, renewals carry it on, so whoever reads the key
-knows the token (`token_of`) and can refuse an older one. The holder's own clock decides earlier than the server's: a
+knows the token (`token_of`) and can refuse an older one. A bucket that was made anew counts revisions from one: whoever
+knows of a higher token acquires `above` it. The holder's own clock decides earlier than the server's: a
 lease is valid from when its write was *sent*, for the TTL; an unanswered renewal does not prolong it. Renewing is safe
 to repeat: each write has its operation id. `decide` is pure; `Lease` is the shell that writes and tells.
 """
@@ -192,8 +193,9 @@ class Lease:
             return self._state.token
         raise ProblemError(problem(Code.LEASE_NOT_READY, f"{self.key} is not held by {self.holder}"))
 
-    async def acquire(self) -> int:
-        """One attempt; returns the token. Raises ProblemError(LEASE_NOT_READY) where another holds it, BusError."""
+    async def acquire(self, above: int = 0) -> int:
+        """One attempt; returns the token, which is higher than `above`. Raises BusError, and where another holds it
+        ProblemError(LEASE_NOT_READY)."""
         if not isinstance(self._state, Waiting):
             raise ProblemError(problem(Code.LEASE_NOT_READY, f"{self.key}: this lease has ended"))
         sent_s = _now_s()
@@ -207,7 +209,15 @@ class Lease:
                 )
             ) from None
         self._advance(Written(sent_s, entry.revision))
-        return entry.revision
+        if entry.revision <= above:
+            await self._take_token(above + 1)
+        return self.token
+
+    async def _take_token(self, token: int) -> None:
+        state = self._state
+        if isinstance(state, Held):
+            self._state = replace(state, token=token)
+            await self._renew(state.revision, token)
 
     async def keep(self) -> str:
         """Renew until it is lost or released; returns the reason."""
@@ -218,6 +228,10 @@ class Lease:
                     return reason
                 case Released() | Waiting():
                     return "released"
+            if self._stopping.is_set():
+                # The release waits for the renewal that has just ended here. Sleeping would not: it would come back
+                # at once, again and again, and nothing else of this process would ever run.
+                return "released"
             for effect in effects:
                 match effect:
                     case Renew(revision, token):

@@ -3,8 +3,9 @@
 Names follow the convention: `tether_{what}_{unit}`, counters end in `_total`. Labels are of bounded cardinality:
 outcomes, states, verbs, never a name that a user chose. What exists is told in docs/metrics.md.
 
-The listener is one thread that answers one scrape at a time, each within SCRAPE_S: it shares nothing with the event
-loop but the figures themselves, and a scraper that hangs keeps only other scrapers waiting. Figures that are looked up
+The listener is one thread that answers one scrape at a time, each within SCRAPE_S however slowly it is asked: it shares
+nothing with the event loop but the figures themselves, and a scraper that hangs keeps only other scrapers waiting, not
+the end of the service. Figures that are looked up
 when they are asked for (`Gauge.set_function`) are looked up in that thread: they copy before they iterate. A port that
 is taken costs the figures, never the service.
 """
@@ -15,7 +16,7 @@ import contextlib
 import socket
 import threading
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 import structlog
@@ -82,14 +83,42 @@ def _answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable
     return [render(_also)]
 
 
+def hang_up(connection: socket.socket) -> None:
+    """Ends a read or write of another thread's."""
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+
+
 class _Server(WSGIServer):
     """Binds as told; no look-up of the machine's name, which may hang."""
+
+    _asking: socket.socket | None = None
 
     def server_bind(self) -> None:
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
         self.server_name, self.server_port = self.server_address[:2]  # type: ignore[assignment]
         self.setup_environ()
+
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        """Within SCRAPE_S as a whole: the socket's own timeout begins anew with each byte."""
+        self._asking = request
+        late = threading.Timer(SCRAPE_S, hang_up, (request,))
+        late.daemon = True
+        late.start()
+        try:
+            super().finish_request(request, client_address)
+        finally:
+            late.cancel()
+            self._asking = None
+
+    def stop(self) -> None:
+        """Whoever is asking is hung up on: `shutdown` waits for the request that is under way."""
+        asking = self._asking
+        if asking is not None:
+            hang_up(asking)
+        self.shutdown()
+        self.server_close()
 
     def handle_error(self, request: object, client_address: object) -> None:
         """A scraper that went away: nobody has to know."""
@@ -132,8 +161,9 @@ def serving(settings: ServiceSettings) -> Iterator[str | None]:
         return
     try:
         server = listen(settings.metrics_listen)
-    except OSError as error:
-        _log.warning("metrics_not_served", address=settings.metrics_listen, error=error.strerror or str(error))
+    except (OSError, UnicodeError) as error:  # the latter: a name that is none
+        why = getattr(error, "strerror", None) or str(error)
+        _log.warning("metrics_not_served", address=settings.metrics_listen, error=why)
         yield None
         return
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.5}, name="metrics", daemon=True)
@@ -144,5 +174,4 @@ def serving(settings: ServiceSettings) -> Iterator[str | None]:
         yield _address
     finally:
         _address = None
-        server.shutdown()
-        server.server_close()
+        server.stop()

@@ -47,7 +47,7 @@ def parse(raw: bytes | None) -> tuple[int, str, dict[str, str]]:
     return (int(code) if code.isdigit() else 0), description, headers
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=128)
 def _seconds(text: str) -> int:
     year, month, day = int(text[0:4]), int(text[5:7]), int(text[8:10])
     return calendar.timegm((year, month, day, int(text[11:13]), int(text[14:16]), int(text[17:19])))

@@ -28,6 +28,7 @@ CONVERSATIONS: Final = "tether_conversations"
 
 ROUTER_DURABLE: Final = "router"
 AGENT_DURABLE: Final = "agent-service"
+SUBJECTS_CACHED_MAX: Final = 1024  # parsed subjects that a process remembers: half a KiB each
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,7 @@ def conversation_live(tenant: str, workspace: str, conversation: str) -> str:
     return "tether.live." + conversation_events(tenant, workspace, conversation).removeprefix("tether.event.")
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=SUBJECTS_CACHED_MAX)
 def parse_event(subject: str) -> EventAddress:
     """Parse an event or live subject; raises `InvalidError` on anything else. Remembered: the messages of a running
     execution all have the same one."""

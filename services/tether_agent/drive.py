@@ -28,7 +28,7 @@ from tether.errors import BusError, InvalidError, NoReplyError
 from tether.failpoints import failpoint, failpoint_of
 from tether.ids import sandbox_id
 from tether.limits import ACK_WAIT_S, CONTROL_REPLY_S
-from tether.ports import Bus, Job
+from tether.ports import Bus, Job, StoredMessage
 from tether_agent import log, metrics
 from tether_agent.core.commands import (
     Answered,
@@ -79,6 +79,9 @@ class Driver:
         slots = asyncio.Semaphore(self._commands_max)
         try:
             async with asyncio.TaskGroup() as group:
+                # Looked at before the first command is asked for: afterwards ours are among them.
+                in_hand = await self._in_hand()
+                group.create_task(self._take_up(*in_hand), name="commands-of-a-predecessor")
                 async for job in jobs:
                     await slots.acquire()
                     task = group.create_task(self._handle(job), name=f"command-{job.message.sequence}")
@@ -86,6 +89,36 @@ class Driver:
         finally:
             with contextlib.suppress(BusError):
                 await _close(jobs)
+
+    async def _in_hand(self) -> tuple[int, int]:
+        """Behind which sequence, and up to which, there are commands that were given to somebody and not settled."""
+        try:
+            state = await self._bus.consumer(subjects.COMMANDS_STREAM, subjects.AGENT_DURABLE)
+        except BusError:
+            return 0, 0
+        return (0, 0) if state is None or state.ack_pending == 0 else (state.ack_floor, state.delivered)
+
+    async def _take_up(self, after: int, last: int) -> None:
+        """What a predecessor was given and did not settle comes again only after the ack wait; nobody waits that long
+        for an agent to start. Drive it from the stream: its next delivery finds what was done. A driver that lives and
+        has it in hand does the same at the same time, and a start is done once whoever asks for it."""
+        try:
+            while after < last:
+                stored = await self._bus.read(subjects.COMMANDS_STREAM, after, subjects.COMMANDS_ALL)
+                for message in stored:
+                    if message.sequence <= last:
+                        await self._take_up_one(message)
+                after = stored[-1].sequence if stored else last
+        except BusError as error:
+            _log.warning("commands_not_taken_up", reason=str(error))  # they come by themselves, later
+
+    async def _take_up_one(self, message: StoredMessage) -> None:
+        try:
+            command = decode_command(message.data)
+        except InvalidError:
+            return  # its next delivery says what is wrong with it
+        with tracing.scope("start command", kind="consumer") as span, tracing.identified(span, **_identity(command)):
+            await self.drive(command, 1)
 
     async def _handle(self, job: Job) -> None:
         try:

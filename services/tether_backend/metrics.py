@@ -34,7 +34,7 @@ class Metrics:
             "tether_projection_binds",
             "Times a projection began: fast (what was applied is proven), else why it began anew: first, "
             "database_older, consumer_gone, position_changed, evicted",
-            ["path"],
+            ["outcome"],
             registry=self.registry,
         )
         self.recoveries = Counter(
@@ -48,7 +48,7 @@ class Metrics:
         self.recovery_candidates = Gauge(
             "tether_recovery_candidates",
             "Executions whose rows wait to be repaired: watched (a reader follows), cold",
-            ["kind"],
+            ["state"],
             registry=self.registry,
         )
         self.lag = Gauge(

@@ -202,8 +202,10 @@ class ControlServer:
     async def _check_authority(self, request: ControlRequest, target: ExecutionTarget) -> None:
         """A token is never lower than one seen before; a user's control carries the lease that is stored now."""
         authority = request.authority
-        if authority.token and authority.token < self._around.journal.token(target.conversation, authority.kind):
-            raise ProblemError(problem(Code.LEASE_NOT_READY, "authority: a newer holder has sent controls already"))
+        seen = self._around.journal.token(target.conversation, authority.kind)
+        if authority.token and authority.token < seen:
+            why = "authority: a newer holder has sent controls already"
+            raise ProblemError(problem(Code.LEASE_NOT_READY, why, token=seen))
         if request.verb == "stop" and authority.kind == "owner":
             await check_takeover(self._around.bus, request, target)
         if request.verb not in USER_VERBS or authority.kind in ("owner", "sandbox"):

@@ -41,7 +41,7 @@ from tether.subjects import EventAddress
 from tether_collector import claim as claiming
 from tether_collector import metrics, trace
 from tether_collector.accepted import AcceptedControls
-from tether_collector.blobs import BlobStore, externalise
+from tether_collector.blobs import Blob, BlobStore, externalise
 from tether_collector.config import CollectorSettings
 from tether_collector.core.execution import Execution
 from tether_collector.core.inputs import Want
@@ -55,11 +55,10 @@ from tether_collector.pipeline import Base, Pipeline
 from tether_collector.process import AgentProcess, keeper_folder
 from tether_collector.recovery_files import write_final
 from tether_collector.salvage import closed_without_tail, salvage
+from tether_collector.spool_room import LOOK_S, SpoolRoom
 from tether_collector.sweep import sweep
 
 PROVE_AGAIN_S: Final = 2.0
-ROTATE_SETTLE_S: Final = 1.0  # of the 2 s that a keeper pauses for a rotation
-ROTATE_LAG_RECORDS: Final = 8192  # between the spool's end and what was read
 OWNER_AGAIN_S: Final = 0.5
 
 
@@ -102,7 +101,15 @@ class ExecutionShell:
         self._controls = AcceptedControls(around.journal, start.execution, around.step)
         self._adopted_at = 0  # the record up to which the spool is history for the present link
         self._replayed = False  # the spool's end was reached since the last rebuild
-        self._bytes_since_state = 0
+        self._room = SpoolRoom(
+            around.settings,
+            lambda: around.bus.connected,
+            self._process,
+            self._writer,
+            self._step,
+            lambda: self._rebase is not None,
+        )
+        self._lead: tuple[Event, Position] | None = None  # a gap that is told before anything else
         self._paused = False
         self._pumping = False
         self._still = asyncio.Event()  # paused, and no step is under way
@@ -337,7 +344,8 @@ class ExecutionShell:
         pipeline = Pipeline.rebuild(self._process.directory, launch, adapter, event, self.start.target, base)
         link = self._process.live
         self._adopted_at = 0 if link is None else link.hello.last_record
-        self._bytes_since_state = 0
+        self._room.begin()
+        self._lead = None
         self._replayed = False
         self._due = None
         self._pipeline = pipeline
@@ -345,7 +353,7 @@ class ExecutionShell:
             self._writer.offer([(event, claiming.CLAIM_POSITION)], 0)
         elif (lead := pipeline.lead(self.start.created_at)) is not None:
             self._log.error("log_not_restored", first=lead[0].ordinal, last=lead[0].end)
-            self._writer.offer([lead], 0)
+            self._lead = lead
 
     # --- spool to log ---
 
@@ -356,7 +364,11 @@ class ExecutionShell:
             if self._rebase is not None:
                 base, self._rebase = self._rebase, None
                 self._rebuild(base)
-            await self._writer.room()
+            assert self._pipeline is not None
+            await self._room.wait(self._pipeline)
+            if self._lead is not None:  # the writer knows the log's end by now
+                lead, self._lead = self._lead, None
+                self._writer.offer([lead], 0)
             if self._paused:
                 self._still.set()
             if self._paused or not await self._step(self._told_of()):
@@ -382,18 +394,33 @@ class ExecutionShell:
         for event, position in progress.events:
             small, blob = externalise(event)
             if blob is not None:
-                await self._around.blobs.put(blob)
+                if not await self._store(blob):
+                    if ready:
+                        self._room.offer(ready, 0)
+                        ready = []
+                    self._room.shed(event, position)
+                    continue
                 self._around.step("blob_stored")
             ready.append((small, position))
         if self._rebase is not None:
             return True  # asked for while a blob was stored: what was read belongs to the old reading
         if ready:
-            self._writer.offer(ready, progress.size_bytes)
+            self._room.offer(ready, progress.size_bytes)
             self._around.step("offered")
         if progress.moved:
-            self._bytes_since_state += progress.size_bytes
-            await self._maybe_rotate(pipeline)
+            await self._room.after(pipeline, progress.size_bytes)
         return progress.moved
+
+    async def _store(self, blob: Blob) -> bool:
+        """Wait until the blob is stored; False where the spool would burst meanwhile."""
+        while True:
+            try:
+                async with asyncio.timeout(LOOK_S):
+                    await self._around.blobs.put(blob)
+                return True
+            except TimeoutError:
+                if self._room.crowded():
+                    return False
 
     def _notice(self, events: Sequence[tuple[Event, Position]]) -> None:
         """After inputs were applied: receipts, wants, and what the registration shows."""
@@ -437,7 +464,11 @@ class ExecutionShell:
             self._log.info("adapter_changed", before=pipeline.machine.adapter_version, version=version)
             await self._record("adapter", {"name": pipeline.machine.adapter.name, "version": version})
         else:
-            await self._kick.wait()
+            try:
+                async with asyncio.timeout(None if self._around.bus.connected and not self._room.owes else LOOK_S):
+                    await self._kick.wait()
+            except TimeoutError:
+                await self._room.look(pipeline)
 
     async def _prove_gone(self) -> None:
         """The keeper is gone and the spool ends without a proof: make it, or try again later."""
@@ -468,43 +499,6 @@ class ExecutionShell:
                 await link.wait_records(after)
             except LinkLost:
                 pass
-
-    async def _maybe_rotate(self, pipeline: Pipeline) -> None:
-        """Begin a segment with the state, every so many bytes: never less than what the state itself takes."""
-        threshold = max(self._around.settings.spool_segment_bytes, 2 * pipeline.fold_bytes)
-        link = self._process.live
-        if self._bytes_since_state < threshold or link is None or not self._around.bus.connected:
-            return
-        if link.last_record - pipeline.after > ROTATE_LAG_RECORDS:
-            return  # far behind: the pause would not do, and what is drained would not fit in memory
-        self._bytes_since_state -= threshold // 4  # where it fails: again after a quarter
-        try:
-            last = await link.pause()
-            while pipeline.after < last and self._rebase is None:
-                if not await self._drain_for_rotation(pipeline):
-                    return
-            async with asyncio.timeout(ROTATE_SETTLE_S):
-                await self._writer.settled()
-            if self._rebase is not None or pipeline.after != last:
-                return
-            state = pipeline.save(last)
-            if state is None:
-                self._log.warning("state_too_large")
-                return
-            await link.rotate(state, last)
-            await link.release(last)
-        except (LinkLost, KeeperRefusedError, TimeoutError) as error:
-            self._log.info("rotation_put_off", reason=str(error) or "the log is behind")
-        else:
-            self._bytes_since_state = 0
-
-    async def _drain_for_rotation(self, pipeline: Pipeline) -> bool:
-        before = self._bytes_since_state
-        self._bytes_since_state = -(2**62)  # no rotation within a rotation
-        try:
-            return await self._step()
-        finally:
-            self._bytes_since_state = before
 
     # --- what the writer tells ---
 

@@ -98,9 +98,7 @@ class Executions:
     def ended(self) -> list[ExecutionSummary]:
         """Within the retention, the latest first."""
         if self._ended is None:
-            self._ended = [
-                start.summary for start in self.around.journal.ended(DISCOVERY_ENTRIES_MAX) if start.summary is not None
-            ]
+            self._ended = self.around.journal.ended(DISCOVERY_ENTRIES_MAX)
         return self._ended
 
     def summaries(self) -> list[ExecutionSummary]:

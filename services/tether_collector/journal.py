@@ -29,6 +29,7 @@ from tether.sandbox import ExecutionSummary
 from tether_collector.core.review import End
 
 SCHEMA_VERSION: Final = 1
+CACHE_KIB: Final = 256  # of pages; SQLite's own 2 MiB would fill with rows that nobody reads again
 Phase = Literal["journaled", "claimed", "spawned", "ended"]
 
 _SCHEMA: Final = """
@@ -37,6 +38,7 @@ CREATE TABLE IF NOT EXISTS executions (
     command TEXT NOT NULL, target TEXT NOT NULL, nonce TEXT NOT NULL, claim BLOB NOT NULL, phase TEXT NOT NULL,
     created_at INTEGER NOT NULL, ended_at INTEGER, summary TEXT
 ) STRICT;
+CREATE INDEX IF NOT EXISTS executions_ended ON executions (ended_at, execution) WHERE phase='ended';
 CREATE TABLE IF NOT EXISTS controls (
     control TEXT PRIMARY KEY, execution TEXT NOT NULL, verb TEXT NOT NULL, digest TEXT NOT NULL,
     payload TEXT NOT NULL, status TEXT NOT NULL, problem TEXT, at INTEGER NOT NULL
@@ -119,6 +121,7 @@ class Journal:
     def _prepare(self, path: Path) -> None:
         self._db.execute("PRAGMA journal_mode=WAL")
         self._db.execute("PRAGMA synchronous=FULL")
+        self._db.execute(f"PRAGMA cache_size=-{CACHE_KIB}")
         version = self._db.execute("PRAGMA user_version").fetchone()[0]
         if version > SCHEMA_VERSION:
             raise JournalError(f"{path} is of version {version}, this collector knows {SCHEMA_VERSION}")
@@ -172,13 +175,13 @@ class Journal:
         rows = self._db.execute("SELECT * FROM executions WHERE phase!='ended' ORDER BY created_at, rowid").fetchall()
         return [_start(row) for row in rows]
 
-    def ended(self, limit: int) -> list[Start]:
-        """The latest ended starts."""
+    def ended(self, limit: int) -> list[ExecutionSummary]:
+        """Of the latest that ended; not their commands, each of which may hold half a megabyte of prompt."""
         rows = self._db.execute(
-            "SELECT * FROM executions WHERE phase='ended' AND summary IS NOT NULL ORDER BY ended_at DESC LIMIT ?",
+            "SELECT summary FROM executions WHERE phase='ended' AND summary IS NOT NULL ORDER BY ended_at DESC LIMIT ?",
             (limit,),
         ).fetchall()
-        return [_start(row) for row in rows]
+        return [ExecutionSummary.model_validate_json(row[0]) for row in rows]
 
     def set_phase(self, execution: str, phase: Phase) -> None:
         with self._transaction() as db:

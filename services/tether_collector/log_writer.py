@@ -104,6 +104,11 @@ class LogWriter:
         return self._machine.idle and not self._effects
 
     @property
+    def based(self) -> bool:
+        """The log's end was read: before, nothing can follow it."""
+        return self._based
+
+    @property
     def has_room(self) -> bool:
         return self._machine.waiting < FULL_EVENTS and self._waiting_bytes < FULL_BYTES
 

@@ -79,6 +79,7 @@ class Pipeline:
         fold_bytes: int,
         *,
         by_position: bool = False,
+        untold: bool = False,
     ) -> None:
         self.machine = machine
         self.fold = fold
@@ -87,6 +88,7 @@ class Pipeline:
         self._base = base
         self._shift = shift
         self._start_ordinal = self.next_ordinal
+        self._untold = untold  # the state was saved, and what is before it released, without having been told
         self._unclear = False  # of the log's last record it cannot be said what was told
         self._by_position = by_position  # another version told what is read now: ordinals say nothing of it
         self.fold_bytes = fold_bytes  # of the newest fold file: rotations keep a distance in proportion to it
@@ -115,7 +117,8 @@ class Pipeline:
         fold, fold_bytes = _load_fold(saved.fold)
         reader = InputReader(folder, after=saved.after)
         shift = int(saved.content["shift"])
-        return cls(folder, machine, fold, reader, base, shift, fold_bytes, by_position=others)
+        untold = saved.content.get("untold") is True
+        return cls(folder, machine, fold, reader, base, shift, fold_bytes, by_position=others, untold=untold)
 
     @property
     def next_ordinal(self) -> int:
@@ -136,7 +139,7 @@ class Pipeline:
         first, last = self._base.ordinal + 1, self._start_ordinal - 1
         if last < first:
             return None
-        body = {"reason": "durability_gap", "from": first, "to": last}
+        body = {"reason": "spool_evicted" if self._untold else "durability_gap", "from": first, "to": last}
         event = Event(ordinal=first, last=last, at=at, type=GAP, body=body)
         return event, Position(record=max(0, self._reader.after), index=0)
 
@@ -249,10 +252,12 @@ class Pipeline:
     def tag_known(self) -> bool:
         return self._tag != 0
 
-    def save(self, record: int) -> bytes | None:
-        """The state after `record`, every event of which is stored; the fold goes to a file beside the spool first.
+    def save(self, record: int, *, untold: bool = False) -> bytes | None:
+        """The state after `record`; the fold of what is stored goes to a file beside the spool first. `untold`: not
+        every event before it is stored, and the spool gives them up.
         None where the state is too large for a segment."""
-        state = json.dumps(self._content(), separators=(",", ":")).encode()
+        content = {**self._content(), "untold": True} if untold else self._content()
+        state = json.dumps(content, separators=(",", ":")).encode()
         if len(state) > STATE_BYTES_MAX:
             return None
         self._save_fold(_fold_path(self._folder, record))

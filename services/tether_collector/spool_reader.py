@@ -183,6 +183,9 @@ class SpoolReader:
         if size > segment.offset and self._search(segment, size):
             return SpoolGap(expected, self._next - 1, "corrupt") if self._next > expected else []
         if not later:
+            if self._is_replaced(segment):
+                self.close()  # the next look opens what stands there now
+                return []
             return _End(torn=size > segment.offset)
         opened = self._open(later[0])
         if opened is None:
@@ -190,6 +193,15 @@ class SpoolReader:
         self.close()
         self._segment, self._next = opened, later[0]
         return SpoolGap(expected, self._next - 1, "corrupt") if self._next > expected else []
+
+    def _is_replaced(self, segment: _Segment) -> bool:
+        """Another file has this one's name: after the keeper's death a segment that held no whole record is written
+        anew, with what had to be recorded in its place (`spool_inputs.append_to_dead`)."""
+        try:
+            there = os.stat(self._folder / records.segment_name(segment.first))
+        except FileNotFoundError:
+            return False
+        return there.st_ino != os.fstat(segment.fd).st_ino
 
     def _open_for_next(self) -> SpoolGap | None:
         """Open the segment that holds the next record; a gap where it was deleted."""

@@ -32,7 +32,10 @@ from tether_router.core.facts import (
 
 UNDECIDED_ATTEMPTS_MAX: Final = 5  # of one append, before the prompt is given back
 APPEND_RACES_MAX: Final = 64  # writers of one conversation that may come in between
-FACTS_CACHED_MAX: Final = 4096  # executions whose facts are kept, so that only what is new is read
+# Executions whose facts are kept, so that only what is new is read: 2.7 KiB each. Nobody asks for one that has ended
+# once its owner record knows, but for a crash or a lost race in between: of these only the last few are kept.
+LIVING_CACHED_MAX: Final = 4096
+ENDED_CACHED_MAX: Final = 128
 
 _log = structlog.get_logger("tether.router")
 
@@ -60,19 +63,44 @@ async def read_through(
             after = message.sequence
 
 
+class FactsCache:
+    """Facts by subject, the least recently used let go first; those of ended executions are counted apart, so that
+    what has ended pushes out nothing that lives."""
+
+    def __init__(self) -> None:
+        self._living: OrderedDict[str, ExecutionFacts] = OrderedDict()
+        self._ended: OrderedDict[str, ExecutionFacts] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._living) + len(self._ended)
+
+    def take(self, subject: str) -> ExecutionFacts | None:
+        """Out of the cache: who reads on puts back what it then knows."""
+        return self._living.pop(subject, None) or self._ended.pop(subject, None)
+
+    def put(self, subject: str, facts: ExecutionFacts) -> None:
+        kept, most = (self._living, LIVING_CACHED_MAX) if facts.ended is None else (self._ended, ENDED_CACHED_MAX)
+        other = self._ended if facts.ended is None else self._living
+        other.pop(subject, None)  # of somebody who read at the same time
+        kept[subject] = facts
+        kept.move_to_end(subject)
+        while len(kept) > most:
+            kept.popitem(last=False)
+
+
 class Log:
     """One router's access to the tenants' logs. The facts kept here are a cache of the log."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
-        self._facts: OrderedDict[str, ExecutionFacts] = OrderedDict()
+        self.cache = FactsCache()
 
     async def execution(self, address: EventAddress, *, batches_max: int | None = None) -> ExecutionFacts:
         """What the log says of an execution by now. With `batches_max` perhaps not all of it: `scanned_to` is then
         behind, and what is missing is read the next time."""
         stream, subject = events_stream(address.tenant), address.subject
         last = await self._bus.last(stream, subject)
-        facts = self._facts.pop(subject, None)
+        facts = self.cache.take(subject)
         if last is None:
             return ExecutionFacts(address.execution)
         if facts is None or facts.scanned_to > last.sequence:  # a log that was put back: read it anew
@@ -85,9 +113,7 @@ class Log:
                 async for message in read:
                     facts = absorb(facts, message)
         finally:
-            self._facts[subject] = facts
-            while len(self._facts) > FACTS_CACHED_MAX:
-                self._facts.popitem(last=False)
+            self.cache.put(subject, facts)
         return facts
 
     async def conversation(self, address: EventAddress, after: int) -> ConversationView:

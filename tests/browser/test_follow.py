@@ -313,6 +313,17 @@ async def test_a_wrong_token_and_a_foreign_cursor_are_told_and_not_tried_again(
         assert (await got(page))["states"][-1] == ["refused", "INVALID"]
 
 
+@both
+@pytest.mark.parametrize("options", [{"cursor": "rubbish"}, {"until": "nonsense"}], ids=["cursor", "until"])
+async def test_a_stream_that_is_refused_is_told_as_such_and_not_tried_for_ever(
+    page: Page, backend: Backend, tenant: str, transport: str, options: dict[str, str]
+) -> None:
+    await visit(page, backend.url)
+    await follow(page, tenant, transport, **options)
+    await wait_for(page, "sub.state === 'refused'")
+    assert (await got(page))["states"][-1] == ["refused", "INVALID"]
+
+
 async def test_requests_in_doubt_are_repeated_under_the_same_id_and_errors_have_their_fields(
     page: Page, backend: Backend, tenant: str
 ) -> None:

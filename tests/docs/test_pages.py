@@ -13,6 +13,7 @@ from typing import Any, Final
 import pytest
 import typer
 
+from tether.failpoints import FOLDER_VARIABLE, VARIABLE
 from tether.settings import PREFIX
 from tether_cli.app import build
 from tether_schemas import reference
@@ -142,7 +143,7 @@ def test_commands_on_a_page_exist_with_their_options(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_settings_on_a_page_are_those_of_the_code(page: Path) -> None:
-    known = set(re.findall(rf"`({PREFIX}[A-Z_]+)`", reference.settings()))
+    known = set(re.findall(rf"`({PREFIX}[A-Z_]+)`", reference.settings())) | {VARIABLE, FOLDER_VARIABLE}
     named = set(re.findall(rf"\b{PREFIX}[A-Z][A-Z_]*[A-Z]\b", page.read_text(encoding="utf-8")))
     assert {one for one in named - known if not any(each.startswith(f"{one}_") for each in known)} == set()
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
+import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -92,3 +95,44 @@ def test_the_listener_is_gone_with_its_service(address: str) -> None:
 def test_an_address_without_host_or_port_is_refused_by_name(value: str) -> None:
     with pytest.raises(ConfigurationError, match=r"TETHER_METRICS_LISTEN: .*HOST:PORT"):
         load(ServiceSettings, {"TETHER_METRICS_LISTEN": value})
+
+
+def drip(connection: socket.socket, stop: threading.Event) -> None:
+    """A byte now and then: no single wait is long."""
+    with contextlib.suppress(OSError):
+        while not stop.wait(0.05):
+            connection.sendall(b"x")
+
+
+def test_a_scraper_that_drips_has_no_longer_than_one_that_hangs(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "SCRAPE_S", 0.5)
+    host, _, port = address.rpartition(":")
+    stop = threading.Event()
+    with socket.create_connection((host, int(port))) as dripping:
+        dripping.sendall(b"GET /")
+        thread = threading.Thread(target=drip, args=(dripping, stop))
+        thread.start()
+        try:
+            assert "tether_bus_reconnects_total" in read(address)
+        finally:
+            stop.set()
+            thread.join()
+
+
+def test_a_scraper_that_hangs_does_not_hold_up_the_end_of_the_service() -> None:
+    with contextlib.ExitStack() as kept:
+        with metrics.serving(settings("127.0.0.1:0")) as found:
+            assert found is not None
+            read(found)
+            host, _, port = found.rpartition(":")
+            hanging = kept.enter_context(socket.create_connection((host, int(port))))
+            hanging.sendall(b"GET /metr")
+            time.sleep(0.1)  # nothing tells when the thread has begun to read
+            began_s = time.monotonic()
+        assert time.monotonic() - began_s < metrics.SCRAPE_S / 2
+
+
+def test_a_name_that_is_none_costs_the_figures_and_not_the_service() -> None:
+    with capture_logs() as lines, metrics.serving(settings("a..b:9465")) as found:
+        assert found is None
+    assert [line["event"] for line in lines] == ["metrics_not_served"]

@@ -2,39 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from support_nats import running_server
 from tether.client import Submission
 from tether.errors import Code
 from tether.events import ConversationEvent, Event
-from tether_chaos import judge
+from tether_chaos import judge, report
+from tether_chaos.flatness import WARM_UP, Measured, compare, measure, table
 from tether_chaos.hostile import attack
 from tether_chaos.load import Outcome
-from tether_chaos.plan import ALL, SERVICES, Plan, PromptPlan, draw
+from tether_chaos.outages import Chain, Outage, Receipt, merged, percentile, start_sample, stream_samples
+from tether_chaos.plan import ALL, READER_KINDS, SERVICES, Plan, PromptPlan, draw
+from tether_chaos.proxy import NatsProxy
 from tether_chaos.readers import Got
-from tether_chaos.round import Round
+from tether_chaos.round import Result, Round, until
+from tether_chaos.writers import WriterWatch
 from tether_oracle import Truth
-from tether_oracle.truth import ProcessTruth, StdinLine
+from tether_oracle.truth import LedgerLine, ProcessTruth, StdinLine
 
 
-def plan(seed: int = 43) -> Plan:
-    return draw(seed, conversations=3, workspaces=2, seconds=8.0, services=SERVICES)
+@pytest.fixture
+def nats_port() -> Iterator[int]:
+    with running_server() as server:
+        yield server.port
+
+
+def plan(seed: int = 832) -> Plan:
+    return draw(seed, conversations=3, workspaces=2, seconds=8.0, services=SERVICES, rate=2.0)
 
 
 @pytest.mark.timeout(240)
 async def test_nothing_is_lost_or_doubled_while_every_service_is_killed_and_frozen(tmp_path: Path) -> None:
     drawn = plan()
-    assert {*SERVICES, ALL} == {fault.service for fault in drawn.faults if fault.freeze_s is None}
-    assert any(fault.freeze_s for fault in drawn.faults)
+    assert {*SERVICES, ALL} == {fault.service for fault in drawn.faults if fault.how == "kill"}
+    assert {"freeze", "stall", "cut"} <= {fault.how for fault in drawn.faults}
+    assert {reader for one in drawn.conversations for reader in one.readers} == set(READER_KINDS)
     result = await Round(drawn, tmp_path).run()
     assert result.violations == [], (result.faults_done, result.violations)
     assert len(result.faults_done) > len(drawn.faults) / 2, "most faults found their victim alive"
-    assert result.events > 100
+    assert result.events > 100 and sum(result.kills.values()) > 5
+    assert result.looks > 50, "living agents were counted all the while"
+    assert sum(map(len, result.reattach_s.values())) > 0
+    assert report.figures([report.entry(result, {})])["kills"] == sum(result.kills.values())
 
 
 @pytest.mark.timeout(240)
@@ -69,7 +89,7 @@ def a_log() -> judge.Log:
 
 
 def a_reader(log: judge.Log) -> Got:
-    return Got("reader", {"e": list(log.executions["e"])}, [event.id for event in log.conversation])
+    return Got("reader", "nats", {"e": list(log.executions["e"])}, [event.id for event in log.conversation])
 
 
 def test_a_whole_log_and_a_reader_who_has_it_are_clean() -> None:
@@ -155,3 +175,179 @@ def test_an_execution_that_nobody_cut_must_complete() -> None:
     log.executions["e"][-1].body["outcome"] = "lost"
     assert judge.outcome_faults([], log, set())
     assert judge.outcome_faults([], log, {"e"}) == []
+
+
+def test_what_is_found_counts_in_the_columns_of_the_table() -> None:
+    log = a_log()
+    got = a_reader(log)
+    got.executions["e"].pop(1)
+    got.conversation.append("r/a")
+    found = [*judge.reader_faults(got, log), *judge.overlap_faults("c", [an_agent(1, 2.5), an_agent(2, 3)])]
+    counts = judge.tally(found)
+    assert (counts["lost"], counts["duplicated"], counts["two_writers"]) == (3, 1, 1)
+    assert judge.tally(judge.prompt_faults(Truth((an_agent(1, 2, 3),), ()), [submitted()], log, set())) == {
+        **dict.fromkeys(judge.COLUMNS, 0),
+        "second_prompts": 2,
+    }
+
+
+def test_conversation_events_in_another_order_than_in_the_log_are_found() -> None:
+    log = a_log()
+    got = a_reader(log)
+    got.conversation.reverse()
+    assert judge.tally(judge.reader_faults(got, log))["reordered"] == 1
+
+
+def test_a_side_effect_that_was_done_twice_counts() -> None:
+    line = LedgerLine("p/1", "work", "p", "s", "f")
+    assert judge.tally(judge.effect_faults(Truth((), (line, line, line))))["repeated_side_effects"] == 2
+    assert judge.effect_faults(Truth((), (line,))) == []
+
+
+def test_an_execution_that_was_taken_over_need_not_complete() -> None:
+    log = a_log()
+    log.executions["e"][-1].body["outcome"] = "stopped"
+    log.executions["f"] = list(log.executions["e"])
+    taking = Outcome(replace(PROMPT, mode="takeover"), Submission("c", "r1", "admitted", "rsp", "f", "cur"))
+    assert judge.taken_over([taking], log) == {"e"}
+    assert judge.taken_over([submitted()], log) == set()
+
+
+# --- times ---
+
+OVER_HTTP = Chain(frozenset({"backend", "nats", "collector"}), "w0")
+
+
+def reading(*times_s: tuple[float, float]) -> Chain:
+    return replace(OVER_HTTP, receipts=[Receipt(*one) for one in times_s])
+
+
+def test_a_reader_is_attached_again_at_the_first_event_after_the_outage() -> None:
+    outages = [
+        Outage("backend", "", 10.0, 12.0),
+        Outage("router", "", 11.0, 20.0),
+        Outage("collector", "w1", 9.0, 30.0),
+    ]
+    assert stream_samples(outages, reading((9.0, 9.0), (12.5, 11.0))) == {"backend": [0.5]}
+
+
+def test_an_agent_that_says_nothing_for_a_while_is_no_wait_of_the_reader() -> None:
+    samples = stream_samples([Outage("backend", "", 10.0, 12.0)], reading((9.0, 9.0), (17.25, 17.0)))
+    assert samples == {"backend": [0.25]}
+
+
+def test_outages_that_overlap_are_one_and_belong_to_the_last_to_be_up() -> None:
+    outages = [Outage("backend", "", 10.0, 12.0), Outage("nats", "", 11.0, 14.0), Outage("collector", "w0", 13.0, 13.5)]
+    assert merged(outages, OVER_HTTP) == [Outage("nats", "", 10.0, 14.0)]
+    assert stream_samples(outages, reading((9.0, 9.0), (14.5, 10.0))) == {"nats": [0.5]}
+
+
+def test_a_chain_that_breaks_again_before_an_event_came_is_another_outage() -> None:
+    outages = [Outage("backend", "", 10.0, 12.0), Outage("backend", "", 12.1, 13.0)]
+    assert stream_samples(outages, reading((9.0, 9.0), (13.5, 10.0))) == {"backend": [0.5]}
+    assert stream_samples([*outages, Outage("nats", "", 13.1, None)], reading((9.0, 9.0), (13.5, 10.0))) == {
+        "backend": [0.5]
+    }
+
+
+def test_a_prompt_waits_from_when_it_could_begin() -> None:
+    chain = replace(OVER_HTTP, tiers=OVER_HTTP.tiers | {"router"})
+    outages = [Outage("router", "", 10.0, 12.0)]
+    assert start_sample(outages, chain, due_s=9.0, began_s=12.5) == ("router", 0.5)
+    assert start_sample(outages, chain, due_s=12.2, began_s=12.5) is None
+    assert percentile([3.0, 1.0, 2.0], 0.5) == 2.0 and percentile([], 0.99) == 0.0
+
+
+# --- from outside ---
+
+
+def test_two_living_agents_of_one_conversation_are_two_writers(tmp_path: Path) -> None:
+    watch = WriterWatch(tmp_path)
+    watch.seen[frozenset({"e1", "e2", "e3"})] = 4
+    assert watch.conflicts({"e1": "c1", "e2": "c2", "e3": "c2"}) == [
+        "c2: agents of e2 and e3 lived at once, in 4 looks"
+    ]
+    assert watch.conflicts({"e1": "c1", "e2": "c2", "e3": "c3"}) == []
+
+
+async def test_a_living_agent_is_seen_by_its_marker_and_a_stranger_is_not(tmp_path: Path) -> None:
+    def agent(nonce: str, truth: Path) -> subprocess.Popen[bytes]:
+        environment = {"TETHER_PROCESS_NONCE": nonce, "TETHER_SCRIPTED_TRUTH": str(truth), "PATH": os.environ["PATH"]}
+        command = [sys.executable, "-I", "-S", "-c", "import sys; sys.stdin.read()", "scripted_agent"]
+        return subprocess.Popen(command, env=environment, stdin=subprocess.PIPE)
+
+    agents = [agent("e1-aa", tmp_path), agent("e2-bb", tmp_path), agent("e3-cc", tmp_path / "other")]
+    watch = WriterWatch(tmp_path)
+    task = asyncio.create_task(watch.run(), name="watch")
+
+    async def seen() -> bool:
+        return frozenset({"e1", "e2"}) in watch.seen
+
+    try:
+        assert await until(seen, 20)
+    finally:
+        task.cancel()
+        for one in agents:
+            one.kill()
+            one.communicate()
+    assert set(watch.seen) == {frozenset({"e1", "e2"})} and not watch.doubled
+
+
+async def test_a_stalled_network_moves_nothing_and_loses_nothing(nats_port: int) -> None:
+    proxy = NatsProxy("router", lambda: nats_port)
+    async with proxy.running():
+        reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
+        assert (await reader.readline()).startswith(b"INFO ")
+        writer.write(b'CONNECT {"name":"tether-collector a/b","verbose":false}\r\nPING\r\n')
+        assert await reader.readline() == b"PONG\r\n"
+        stall = asyncio.create_task(proxy.stall("collector", 0.5), name="stall")
+        await asyncio.sleep(0)
+        writer.write(b"PING\r\n")
+        answer = asyncio.create_task(reader.readline(), name="answer")
+        done, _ = await asyncio.wait({stall, answer}, return_when=asyncio.FIRST_COMPLETED)
+        assert done == {stall}
+        assert await answer == b"PONG\r\n"
+        assert proxy.cut("router") == 0
+        assert proxy.cut("collector") == 1
+        assert await reader.read() == b""
+        writer.close()
+
+
+# --- a run that goes on ---
+
+
+def test_a_run_goes_on_from_its_state_with_seeds_that_were_not_run(tmp_path: Path) -> None:
+    path = tmp_path / "state.json"
+    first = report.State(path)
+    assert first.next_seed(5, 2) == 5
+    first.add(report.entry(Result(5, kills={"nats": 2, "router": 1}, reattach_s={"nats": [0.1, 0.3]}), {"rate": 1.0}))
+    again = report.State(path)
+    assert (again.kills, again.next_seed(5, 2), again.next_seed(4, 2)) == (3, 7, 4)
+    assert report.write(again.rounds, tmp_path / "reports" / "chaos.json")
+    again.add(report.entry(Result(7, violations=[judge.Fault("c0: lost", lost=2)]), {}))
+    assert not report.write(again.rounds, tmp_path / "reports" / "chaos.json")
+    figures = json.loads((tmp_path / "reports" / "chaos.json").read_text())["figures"]
+    assert (figures["kills"], figures["lost"], figures["seeds"]) == (3, 2, [5, 7])
+    assert figures["reattach_s_max"] == figures["tiers"]["nats"]["reattach_s_p99"] == 0.3
+    assert set(figures) == {
+        *("kills", "executions", "events", "lost", "duplicated", "reordered", "second_prompts"),
+        *("repeated_side_effects", "reattach_s_p50", "reattach_s_p99", "reattach_s_max", "tiers", "seeds"),
+    }
+
+
+# --- what grows ---
+
+
+@pytest.mark.timeout(600)
+async def test_ten_restarts_of_every_service_leave_nothing_behind() -> None:
+    found = await measure(10)
+    assert found.done == len(SERVICES) * (10 + WARM_UP)
+    assert found.before.counts["consumers"] > 0 and found.before.counts["subscriptions"] > 0
+    assert found.growth == [], table(found)
+
+
+def test_what_grows_between_two_measurements_is_told() -> None:
+    before = Measured({"consumers": 4}, {"router": {"fds": 20.0, "threads": 3.0, "rss_mib": 60.0}})
+    after = Measured({"consumers": 5}, {"router": {"fds": 90.0, "threads": 4.0, "rss_mib": 70.0}})
+    assert compare(before, before) == []
+    assert compare(before, after) == ["consumers: 4 → 5", "router fds: 20 → 90"]

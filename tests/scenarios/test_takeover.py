@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -12,11 +11,11 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from support_local_set import Http, eventually, processes_of
+from support_local_set import Http, collector_in, eventually, processes_of
 from support_set import TetherSet
 from support_writers import Writers, living
 from tether import ids
-from tether.processes import ProcessId, is_running, send_signal
+from tether.processes import is_running, send_signal
 from tether_cli.set import ServiceSet, SetOptions
 from tether_cli.state import SetState
 
@@ -57,12 +56,6 @@ async def outcome_of(http: Http, conversation: str, request: str, outcome: str) 
 
 async def executions(http: Http, conversation: str) -> list[str]:
     return [one["execution"] for one in (await http.conversation(conversation))["executions"]]
-
-
-def collector_in(data: Path, workspace: str) -> ProcessId:
-    found = [json.loads(path.read_bytes()) for path in (data / "agent" / "sandboxes").glob("*/sandbox.json")]
-    [value] = [one for one in found if one["workspace"] == workspace]
-    return ProcessId(value["pid"], value["start_ticks"], value["machine_boot"])
 
 
 async def test_a_takeover_of_a_tool_that_ignores_signals_and_forks_away_waits_for_the_end_of_everything(

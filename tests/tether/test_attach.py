@@ -376,6 +376,39 @@ def test_inputs_of_a_replaced_attach_change_nothing() -> None:
     assert reader.got == everything(stream)
 
 
+@pytest.mark.parametrize("replaced_after", range(14))
+def test_an_attach_that_is_replaced_at_any_of_its_steps_changes_nothing_more(replaced_after: int) -> None:
+    """L11: what it was waiting for still comes, to deaf ears; the newer one begins from what was given, and the old
+    cursor is replaced only by what was."""
+    stream, reader = Stream(), Reader()
+    stream.publish("e1", 3)
+    stream.publish("e1", 2)
+    stream.note()
+    stream.publish("e2", 4)
+    older = Shell(stream, reader, token=1, batch=1)
+    for _ in range(replaced_after):
+        older.step()
+    given = reader.cursor
+    newer = Shell(stream, reader, token=2, batch=2)
+    newer.machine.applied = {execution: ordinals[-1] for execution, ordinals in reader.got.items()}
+    late: list[AttachInput] = [
+        Barriered(1),
+        EndKnown(1, stream.sequence, None),
+        *(BatchRead(1, turn, stream.messages) for turn in range(4)),
+        Overflowed(1),
+        SnapshotRead(1, "e1", None),
+        Silent(1),
+        Probed(1, 1, 0, True),
+    ]
+    for event in late:
+        assert newer.machine.apply(event) == []
+    assert reader.cursor == given and newer.machine.cursor == given
+    while newer.step():
+        for event in late:
+            assert newer.machine.apply(event) == []
+    assert reader.got == everything(stream)
+
+
 def test_a_buffer_over_its_bound_is_thrown_away_and_the_log_read_again() -> None:
     stream, reader = Stream(), Reader()
     shell = Shell(stream, reader)

@@ -157,3 +157,15 @@ async def test_a_lease_whose_key_was_taken_is_lost_by_name(bus: MemoryBus) -> No
     await bucket.delete(KEY, revision=token)
     await lease(bus, "b").acquire()
     assert await keeping == "taken by b"
+
+
+@pytest.mark.virtual_time
+async def test_a_release_while_a_renewal_is_under_way_ends_both_and_stops_nothing_else(bus: MemoryBus) -> None:
+    held = lease(bus, "first")
+    await held.acquire()
+    keeping = asyncio.create_task(held.keep(), name="keep")
+    bus.faults.add("publish", FaultKind.DELAY, delay_s=3.0)
+    await asyncio.sleep(6.0)  # the renewal was sent at 5 s and is not answered yet
+    await asyncio.wait_for(held.release(), 10)
+    assert await asyncio.wait_for(keeping, 10) == "released"
+    assert await Bucket(bus, subjects.LEASES).get(KEY) is None

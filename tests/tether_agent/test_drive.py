@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from tether.bus import NatsBus
 from tether.control import StartCommand
 from tether.errors import Code, problem
 from tether.kv import Bucket
+from tether.limits import ACK_WAIT_S
 from tether.sandbox import SandboxRecord
 from tether_agent import log
 from tether_agent.config import AgentSettings
@@ -258,3 +261,20 @@ async def test_a_sandbox_that_starts_slower_than_every_timeout_gets_the_start_on
         await until(talk.queue_empty, "ack of the command")
     assert len(starts(settings, talk)) == 1
     assert await talk.execution(command) == ["execution.started"]
+
+
+async def test_a_command_that_a_killed_predecessor_had_in_hand_is_driven_at_once_and_started_once(
+    bus: NatsBus, settings: AgentSettings, talk: Conversation
+) -> None:
+    command = await talk.admit()
+    await talk.send(command)
+    in_hand = bus.jobs(subjects.COMMANDS_STREAM, subjects.AGENT_DURABLE)
+    async with contextlib.aclosing(in_hand) as jobs:
+        await anext(jobs)  # given, and never settled: nothing brings it back for ACK_WAIT_S
+        async with asyncio.timeout(ACK_WAIT_S / 2), agent_service(settings, bus):
+
+            async def started() -> bool:
+                return await talk.execution(command) == ["execution.started"]
+
+            await until(started, "start of a command in a dead process's hand")
+    assert len(starts(settings, talk)) == 1

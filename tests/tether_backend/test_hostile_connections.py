@@ -220,3 +220,26 @@ async def test_readers_that_come_and_go_leave_nothing_behind(backend: Backend) -
         return len(os.listdir("/proc/self/fd")) <= before + 2  # noqa: PTH208
 
     await eventually(closed, "every descriptor is closed")
+
+
+@pytest.mark.parametrize("data", [b"rubbish", b'{"v":1,"id":"\\ud800","generation":1,"at":1,"type":"x","body":{}}'])
+async def test_what_is_no_message_of_the_log_keeps_nobody_from_what_follows(backend: Backend, data: bytes) -> None:
+    for subject in ("w$.c1.e1", "w.c1.e$", "\xe9.c1._", "w.c1.e9"):
+        await backend.deps.bus.publish(f"tether.event.{TENANT}.{subject}", data)
+    await Log(backend.deps.bus, TENANT).prompt("q2", "r2", "e2")
+    reader = await backend.reader("c1").open()
+    assert [one.key for one in await reader.events(4)][3] == "q2/response.created"
+    over_ws, writer = await follow(backend)
+    async with asyncio.timeout(10):
+        await over_ws.readuntil(b"q2/response.created")
+    writer.transport.abort()
+    for until in ("idle", "response:r1", "response:r2"):
+        again = await backend.reader("c1").open(reader.cursor, until=until)
+        assert again.status in (200, 204)
+    assert (await backend.client.get("/v1/controls/k1", params={"execution": "e1"})).status_code in (404, 409)
+
+
+@pytest.mark.parametrize("until", ["response:\u00b2", "response:", "response:a b", "response:" + "a" * 65, "idle:x"])
+async def test_an_end_that_can_never_come_is_refused(backend: Backend, until: str) -> None:
+    answer = await backend.client.get("/v1/conversations/c1/events", params={"until": until})
+    assert answer.status_code == 422 and answer.json()["fields"][0]["field"] == "until"

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from support_backend import Log, ended, ensure_tenants, event, eventually, project_all, projecting, text_delta
-from support_nats import running_server
+from support_nats import NatsServer, running_server
 from support_webhooks import receiving, working
 from tether import events as ev
 from tether import subjects, topology
@@ -47,7 +47,7 @@ def run(log: Log, execution: str, text: str = "hello") -> list[Event]:
 def binds(metrics: Metrics) -> dict[str, float]:
     """How projections began, without those that never did."""
     found = {
-        sample.labels["path"]: sample.value
+        sample.labels["outcome"]: sample.value
         for sample in next(iter(metrics.binds.collect())).samples
         if sample.name.endswith("_total")
     }
@@ -201,6 +201,13 @@ async def _reconnected(bus: NatsBus, epoch: int) -> None:
     await eventually(again, "the bus is back")
 
 
+def _put_back(server: NatsServer, older: Path, part: Path) -> None:
+    server.kill()
+    shutil.rmtree(part)
+    shutil.copytree(older, part)
+    server.start()
+
+
 @pytest.mark.parametrize("living", [False, True], ids=["stopped", "living"])
 @pytest.mark.parametrize("whole", [False, True], ids=["the log alone", "the whole store"])
 async def test_an_older_copy_of_the_log_put_back_is_noticed_and_nothing_that_was_shown_goes(
@@ -234,10 +241,7 @@ async def test_an_older_copy_of_the_log_put_back_is_noticed_and_nothing_that_was
                     await eventually(shown, "what will be lost is in the rows")
                     if not living:
                         await following.aclose()
-                    server.kill()
-                    shutil.rmtree(part)
-                    shutil.copytree(tmp_path / "older", part)
-                    server.start()
+                    _put_back(server, tmp_path / "older", part)
                     await _reconnected(bus, 3)
                     anew = Log(bus, tenant, conversation="c2")
                     reused = await anew.frame("e2", run(anew, "e2", "other"))

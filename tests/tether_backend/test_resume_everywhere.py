@@ -1,4 +1,4 @@
-"""Every kind of client goes on from its cursor, or is told why it cannot: event stream, WebSocket, the SDK over both."""
+"""Every kind of client goes on from its cursor, or is told why not: event stream, WebSocket, the SDK over both."""
 
 from __future__ import annotations
 

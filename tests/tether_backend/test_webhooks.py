@@ -8,7 +8,7 @@ import contextlib
 import hmac
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 

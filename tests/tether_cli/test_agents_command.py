@@ -134,6 +134,37 @@ def test_the_list_names_what_is_found_and_what_is_not(home: Home) -> None:
     assert "no key" in shown.stdout
 
 
+def test_a_setting_that_no_agent_has_is_refused_by_name(home: Home, tmp_path: Path) -> None:
+    file = tmp_path / "agents.toml"
+    file.write_text('[agents."acp:mine"]\ncomand = ["/opt/mine"]\n')
+    for command in (("up", "--detach"), ("doctor",), ("agents", "list")):
+        refused = home.tether(*command, "--agents-file", str(file))
+        told = refused.stderr + refused.stdout
+        assert f'{file}: [agents."acp:mine"] has comand' in told, command
+        assert "it may have command, env_from, key_file, env" in told, command
+
+
+def test_the_doctor_names_a_command_that_is_not_there_and_a_key_file_that_will_be_refused(
+    home: Home, tmp_path: Path
+) -> None:
+    file, keys = tmp_path / "agents.toml", tmp_path / "keys.env"
+
+    def told(text: str) -> tuple[str, str]:
+        file.write_text(f"[agents.claude]\n{text}\n")
+        checks = json.loads(home.tether("doctor", "--json", "--agents-file", str(file)).stdout)["checks"]
+        [check] = [check for check in checks if check["name"] == "agent claude"]
+        assert check["verdict"] == "warning"
+        return check["detail"], check["remedy"]
+
+    detail, remedy = told('command = ["/nowhere/claude"]')
+    assert "/nowhere/claude" in detail and "is not there" in detail and "agents file" in remedy
+    own = f'command = ["{sys.executable}"]\nkey_file = "{keys}"'
+    assert told(own)[0] == f"its key_file {keys} cannot be used: No such file or directory"
+    keys.write_text("ANTHROPIC_API_KEY=x\n")
+    keys.chmod(0o644)
+    assert told(own) == (f"its key_file {keys} may be read by others", f"chmod 600 {keys}")
+
+
 def test_codex_gets_its_variables_from_the_shell_and_only_keys_are_named_as_such(home: Home) -> None:
     assert home.agents()["codex"]["key_source"] == ""
     found = home.agents(
@@ -143,7 +174,7 @@ def test_codex_gets_its_variables_from_the_shell_and_only_keys_are_named_as_such
     assert found["claude"]["key_source"] == "$ANTHROPIC_API_KEY"
     config = home.root / ".config" / "tether" / "agents.toml"
     config.parent.mkdir(parents=True)
-    config.write_text('[agents.codex]\ncommand = ["/opt/codex"]\n')
+    config.write_text(f'[agents.codex]\ncommand = ["{sys.executable}"]\n')
     told = home.tether("doctor", OPENAI_API_KEY="sk-shell").stdout
-    assert "/opt/codex (agents file); key from $OPENAI_API_KEY" in told
+    assert f"{sys.executable} (agents file); key from $OPENAI_API_KEY" in told
     assert "/opt/codex (agents file); no key" in home.tether("doctor").stdout

@@ -14,9 +14,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 
 from support_local_set import Http, collector_of, eventually, processes_of
+from tether.bus import connect
 from tether.processes import is_running, send_signal
 from tether_cli import state
 from tether_cli.state import SetState
@@ -87,6 +89,46 @@ async def test_what_was_said_is_there_after_the_set_was_down_and_is_gone_after_a
     assert sorted(os.listdir(data)) == ["lock", "mine.txt"]  # noqa: PTH208
     async with Http(up(data)) as http:
         assert await http.conversation("c1") == {}
+
+
+async def test_a_set_takes_its_names_and_retention_from_the_shell_and_names_what_it_does_not_take(data: Path) -> None:
+    shell = {"TETHER_HTTP_HOSTS": "tether.internal", "TETHER_EVENTS_MAX_AGE_S": "3600", "TETHER_HTTP_PORT": "1"}
+    done = tether("up", "--detach", data=data, **shell)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("of this shell is not used") == 1 and "TETHER_HTTP_PORT of this shell" in done.stderr
+    found = state.require(data)
+    headers = {"Authorization": f"Bearer {found.token}"}
+    async with httpx2.AsyncClient(base_url=found.http_url, headers=headers) as http:
+        statuses = [
+            (await http.get("/v1/executions", headers={"Host": host})).status_code
+            for host in ("tether.internal", "elsewhere.internal")
+        ]
+    assert statuses == [200, 403]
+    async with await connect(found.nats_url, name="test", user="cli", password=found.nats_password) as bus:
+        log = json.loads((await bus.request("$JS.API.STREAM.INFO.EVENTS_default", b"", timeout_s=10.0)).data)
+    assert log["config"]["max_age"] == 3600 * 10**9
+    assert tether("topology", "diff", data=data).returncode == 0, "what the shell said is as it should be"
+
+
+async def test_what_is_named_wrongly_is_told_with_where_to_look(data: Path) -> None:
+    up(data)
+    retried = tether("webhooks", "--retry", "chat/ntf_1", data=data)
+    assert retried.returncode == 2
+    assert "`tether webhooks` lists notifications" in retried.stderr
+    unstarted = tether("run", "hello", "--agent", "acp:nowhere", data=data)
+    assert unstarted.returncode == 1
+    assert "── never_started, " in unstarted.stderr and "`tether doctor`" in unstarted.stderr
+    assert "tokens" not in unstarted.stderr and "tether logs" not in unstarted.stderr
+
+
+def test_a_data_directory_that_cannot_be_written_is_told_in_one_line(data: Path) -> None:
+    (data / "lock").mkdir(parents=True)
+    done = tether("up", "--detach", data=data)
+    (data / "lock").rmdir()
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == [
+        f"tether: cannot write {data / 'lock'}: Is a directory; choose another directory with --data"
+    ]
 
 
 async def test_a_foreground_set_ends_in_order_on_ctrl_c(data: Path) -> None:

@@ -50,4 +50,4 @@ def test_r14_a_collector_replaced_while_an_approval_waits_gives_the_answer_to_th
 def test_a_workspace_that_does_not_run_is_told_as_such(up: TetherSet) -> None:
     refused = up.tether("sandbox", "restart-collector", "nothing-here")
     assert refused.returncode != 0
-    assert "no sandbox of this service runs for it" in refused.stderr
+    assert "no sandbox of this service runs for it; `tether sandbox list`" in refused.stderr

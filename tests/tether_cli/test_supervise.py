@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
 from pathlib import Path
 
+import pytest
+
+from tether_cli.output import CliError
 from tether_cli.supervise import Child, ChildSpec, LogSink
 
 
@@ -43,3 +47,22 @@ async def test_a_keeper_that_is_cancelled_in_the_middle_leaves_the_rest_to_stop(
     keeping.cancel()
     await stopping
     assert [task.get_name() for task in asyncio.all_tasks() if task.get_name() == "log-child"] == []
+
+
+async def test_a_child_that_fails_at_its_start_is_told_in_words_not_as_a_logs_line(tmp_path: Path) -> None:
+    raised = {"exc_type": "ConfigurationError", "exc_value": "TETHER_X: must be a number", "frames": ["…"]}
+    lines = [json.dumps({"event": "service_failed", "exception": [raised]}), json.dumps({"event": "ends"}), "plain"]
+    spec = ChildSpec(
+        name="backend",
+        argv=(sys.executable, "-I", "-S", "-c", "import sys; print(sys.argv[1]); sys.exit(1)", "\n".join(lines)),
+        env={"PATH": os.environ["PATH"]},
+        log=tmp_path / "backend.log",
+        ready=lambda _: None,
+        restarted=lambda _: None,
+    )
+    with pytest.raises(CliError) as failed:
+        await Child(spec, LogSink("quiet")).start()
+    head, *shown = failed.value.line().splitlines()
+    assert head.startswith(f"tether: backend ended with 1 before it was ready (its log is {spec.log})")
+    assert shown == ["  service_failed: ConfigurationError: TETHER_X: must be a number", '  {"event": "ends"}', "  plain"]
+    assert spec.log.read_text().splitlines() == lines, "the log has the whole of it"

@@ -15,6 +15,7 @@ from tether_collector.keeper import records
 from tether_collector.keeper.jsonlite import dumps, loads
 from tether_collector.keeper.lines import LineSplitter
 from tether_collector.keeper.spool import SpoolWriter
+from tether_collector.spool_inputs import append_to_dead
 from tether_collector.spool_reader import LatestState, LineJoiner, SpoolGap, SpoolReader, SpoolRecord
 
 NONCE = "nonce-of-this-spool"
@@ -162,6 +163,19 @@ def test_damage_at_the_end_becomes_a_gap_only_when_a_good_record_follows(folder:
     put(spool, b"three")
     after = reader.read(1)
     assert (after.gap, numbers(after.records)) == (SpoolGap(2, 2, "corrupt"), [3])
+
+
+@pytest.mark.parametrize("torn", [b"", b"\xf5TR\x01 torn"], ids=["header", "torn"])
+def test_a_reader_that_has_a_segment_open_sees_what_is_recorded_in_the_place_of_a_dead_keeper(
+    folder: Path, reader: SpoolReader, torn: bytes
+) -> None:
+    writer(folder)  # and nothing whole is ever written to it
+    [segment] = segments(folder)
+    with segment.open("ab") as file:
+        file.write(torn)
+    assert reader.read(0).records == ()
+    assert append_to_dead(folder, NONCE, records.PROOF, {"method": "keeper_gone"})
+    assert [record.kind for record in reader.read(0).records] == ["proof"]
 
 
 def test_a_spool_file_printed_by_the_cli_is_never_taken_for_records(folder: Path, tmp_path: Path) -> None:

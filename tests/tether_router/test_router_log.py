@@ -17,9 +17,9 @@ from tether.ports import StoredMessage
 from tether.subjects import EventAddress
 from tether.testing import FaultKind, MemoryBus, MemoryServer
 from tether_router.admitter import Verdict
-from tether_router.core.facts import ExecutionFacts, absorb
+from tether_router.core.facts import EndFact, ExecutionFacts, absorb
 from tether_router.core.steps import Ack
-from tether_router.log import Log
+from tether_router.log import ENDED_CACHED_MAX, FactsCache, Log
 
 ADDRESS = EventAddress("acme", "w1", "c1", "_")
 
@@ -209,3 +209,36 @@ async def test_only_what_is_new_in_an_execution_is_read_again_and_a_log_put_back
     server.roll_back(subjects.events_stream("acme"), 1)
     assert (await log.execution(address)).scanned_to == 1
     await bus.publish(ADDRESS.subject, encode_event(an_event("e")))
+
+
+@virtual
+async def test_what_a_router_remembers_of_ended_executions_is_bounded_and_pushes_out_none_that_lives() -> None:
+    server = MemoryServer()
+    bus = MemoryBus(server)
+    await world(bus)
+    log = Log(bus)
+    frame = b'{"v":1,"first":1,"last":1,"pos":{"record":1,"index":0},"events":[{"ordinal":1,"at":1,%s}]}'
+    bound = b'"type":"session.bound","body":{"native_session":"n1","resumable":true}'
+    ended = b'"type":"execution.ended","body":{"outcome":"completed","proof":{"method":"cgroup","at":1}}'
+    living = EventAddress("acme", "w1", "c1", "lives")
+    await bus.publish(living.subject, frame % bound)
+    assert (await log.execution(living)).ended is None
+    for number in range(ENDED_CACHED_MAX + 50):
+        address = EventAddress("acme", "w1", "c1", f"e{number}")
+        await bus.publish(address.subject, frame % ended)
+        assert (await log.execution(address)).ended is not None
+    assert len(log.cache) == ENDED_CACHED_MAX + 1
+    bus.faults.add("read", FaultKind.UNAVAILABLE, times=1)
+    assert (await log.execution(living)).resumable_session == "n1", "it is not read again"
+    assert (await log.execution(address)).ended is not None, "nor is the last that ended"
+    bus.faults.clear()
+    assert (await log.execution(EventAddress("acme", "w1", "c1", "e0"))).ended is not None, "this one is, from the log"
+    assert len(log.cache) == ENDED_CACHED_MAX + 1
+
+
+def test_facts_of_one_execution_are_kept_once_whoever_reads_it_at_the_same_time() -> None:
+    cache = FactsCache()
+    running, over = ExecutionFacts("e1", scanned_to=1), ExecutionFacts("e1", 2, ended=EndFact("completed", True, 1))
+    cache.put("s", running)
+    cache.put("s", over)
+    assert (len(cache), cache.take("s"), len(cache)) == (1, over, 0)

@@ -115,10 +115,10 @@ def unused(failpoints: frozenset[str]) -> list[str]:
     return sorted(set(TABLE) - used)
 
 
-def conversation(number: int, failpoint: str, scenario: Scenario) -> ConversationPlan:
+def conversation(number: int, failpoint: str, scenario: Scenario, attempt: int = 0) -> ConversationPlan:
     """One conversation for one case; readers of both transports follow it."""
-    name = f"f{number}"
-    workspace = f"own{number}" if failpoint.startswith("agent.") else f"w{number % WORKSPACES}"
+    name = f"f{number}" if attempt == 0 else f"f{number}-again{attempt}"
+    workspace = f"own{number}-{attempt}" if failpoint.startswith("agent.") else f"w{number % WORKSPACES}"
     prompts = []
     for place, said in enumerate(scenario.said):
         request = f"{name}-{place}"

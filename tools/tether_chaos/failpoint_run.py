@@ -4,7 +4,7 @@
                     removes the file and dies ─▶ the next case, while this one recovers
     at the end      everything is over, and judged as in a round: nothing lost, doubled, run twice
 
-A failpoint that nobody passes within FIRE_S is a violation: it is in the code, and this run does not come by it.
+A failpoint that nobody passes in ATTEMPTS conversations, FIRE_S each, is a violation: it is in the code, and this run does not come by it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -35,7 +35,6 @@ from tether_chaos.failpoint_cases import SCENARIOS, Act, Scenario, conversation,
 from tether_chaos.failpoints import scan
 from tether_chaos.faults import victims
 from tether_chaos.load import Clients, Talk
-from tether_chaos.outages import Outage
 from tether_chaos.plan import ConversationPlan, Plan
 from tether_chaos.reader_process import got_of
 from tether_chaos.readers import Got, read_bare
@@ -44,7 +43,8 @@ from tether_cli.set import SetOptions
 from tether_cli.state import SetState
 from tether_oracle import load_truth
 
-FIRE_S: Final = 45.0  # longer than an unanswered command or prompt waits for its next delivery
+FIRE_S: Final = 40.0  # longer than an unanswered command or prompt waits for its next delivery
+ATTEMPTS: Final = 3
 SETTLE_S: Final = 120.0
 EVICT_EVENTS: Final = 30
 _LOOK_S: Final = 0.05
@@ -56,6 +56,7 @@ _NOBODY: Final = "http://127.0.0.1:9/"  # the discard port: a receiver that is n
 class Case:
     """A failpoint, its scenario and its conversation."""
 
+    number: int
     failpoint: str
     scenario: Scenario
     plan: ConversationPlan
@@ -66,17 +67,20 @@ def cases(names: Sequence[str]) -> list[Case]:
     found = []
     for number, name in enumerate(names):
         scenario = SCENARIOS[scenario_of(name) or name]
-        found.append(Case(name, scenario, conversation(number, name, scenario)))
+        found.append(Case(number, name, scenario, conversation(number, name, scenario)))
     return found
 
 
 class FailpointRun(Round):
     """A round whose faults are failpoints. `fired_s`: how long each took to be passed; a missing one never was."""
 
-    def __init__(self, names: Sequence[str], folder: Path) -> None:
+    def __init__(
+        self, names: Sequence[str], folder: Path, told: Callable[[str, float], None] = lambda _name, _spent_s: None
+    ) -> None:
         self.cases = cases(names)
         super().__init__(Plan(0, tuple(case.plan for case in self.cases), (), ()), folder)
         self.fired_s: dict[str, float] = {}
+        self._told = told
         self._folder = folder
         self._armed = folder / "failpoints"
         self._evicted: set[str] = set()
@@ -101,27 +105,38 @@ class FailpointRun(Round):
 
     async def _load(self, services: ChaosSet, clients: Clients) -> None:
         assert self._group is not None and self._up is not None
-        rng = random.Random(len(self.cases))
         try:
             async with asyncio.TaskGroup() as talking:
                 for case in self.cases:
-                    talk = Talk(case.plan, clients)
-                    self._talks.append(talk)
-                    own = random.Random(rng.random())
-                    self._keepers += self._read(self._group, self._up, clients, case.plan, own)
-                    names = (*case.scenario.also, case.failpoint)
-                    for name in names:
-                        (self._armed / name).touch()
-                    talking.create_task(talk.run(), name=f"talk-{case.plan.name}")
-                    await self._act(services, case)
-                    await self._until_fired(case)
-                    for name in names:
-                        (self._armed / name).unlink(missing_ok=True)
+                    await self._case(services, clients, case, talking)
                 await self._all_over()
         except* TimeoutError:
             for talk in self._talks:
                 self.result.violations += [f"{talk.plan.name}: {line}" for line in talk.open()]
         self.result.faults_done = [f"{name} passed after {spent:.1f} s" for name, spent in self.fired_s.items()]
+
+    async def _case(self, services: ChaosSet, clients: Clients, case: Case, talking: asyncio.TaskGroup) -> None:
+        """Up to ATTEMPTS conversations: what recovers from the cases before may use up what a case has prepared."""
+        assert self._group is not None and self._up is not None
+        began_s = time.time()
+        for attempt in range(ATTEMPTS):
+            plan = case.plan if attempt == 0 else conversation(case.number, case.failpoint, case.scenario, attempt)
+            case = replace(case, plan=plan)
+            talk = Talk(plan, clients)
+            self._talks.append(talk)
+            self._keepers += self._read(self._group, self._up, clients, plan, random.Random(case.number))
+            armed = [self._armed / name for name in (*case.scenario.also, case.failpoint)]
+            for path in armed:
+                path.touch()
+            talking.create_task(talk.run(), name=f"talk-{plan.name}")
+            with contextlib.suppress(TimeoutError):
+                await self._act(services, case)
+            fired = await self._fired(case, began_s)
+            for path in armed:
+                path.unlink(missing_ok=True)
+            if fired:
+                return
+        self.result.violations.append(f"{case.failpoint}: nobody passed it ({case.plan.name})")
 
     async def _all_over(self) -> None:
         async def over() -> bool:
@@ -130,20 +145,19 @@ class FailpointRun(Round):
         if not await until(over, SETTLE_S):
             raise TimeoutError
 
-    async def _until_fired(self, case: Case) -> None:
-        began_s, deadline_s = time.time(), time.monotonic() + FIRE_S
-        path = self._armed / case.failpoint
-        while path.exists():
-            if time.monotonic() > deadline_s:
-                self.result.violations.append(f"{case.failpoint}: nobody passed it ({case.plan.name})")
-                return
-            await asyncio.sleep(_LOOK_S)
+    async def _fired(self, case: Case, began_s: float) -> bool:
+        async def gone() -> bool:
+            return not (self._armed / case.failpoint).exists()
+
+        if not await until(gone, FIRE_S):
+            return False
         now_s = time.time()
         self.fired_s[case.failpoint] = now_s - began_s
+        self._told(case.failpoint, now_s - began_s)
         tier = case.failpoint.partition(".")[0]
         tier = "reader" if tier == "attach" else tier
         self._done.kills[tier] += 1
-        self._done.outages.append(Outage(tier, "", now_s, None))
+        return True
 
     # --- what happens meanwhile ---
 
@@ -286,11 +300,13 @@ def _once(got: Got) -> Got:
     return made
 
 
-def run(names: Sequence[str], keep: Path | None = None) -> tuple[Result, dict[str, float]]:
+def run(
+    names: Sequence[str], keep: Path | None = None, told: Callable[[str, float], None] = lambda _name, _spent_s: None
+) -> tuple[Result, dict[str, float]]:
     """Kill at each of these failpoints. Also says how long each took to be passed."""
     folder = Path(tempfile.mkdtemp(prefix="tether-failpoints-"))
     try:
-        made = FailpointRun(names, folder)
+        made = FailpointRun(names, folder, told)
         result = asyncio.run(made.run())
         if result.violations and keep is not None:
             shutil.copytree(folder, keep, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.sock"))
@@ -301,9 +317,9 @@ def run(names: Sequence[str], keep: Path | None = None) -> tuple[Result, dict[st
 
 def command(only: str, keep: Path | None) -> int:
     names = [point.name for point in scan() if only in point.name]
-    result, fired_s = run(names, keep)
-    for name in names:
-        print(f"{'ok  ' if name in fired_s else 'FAIL'} {name:44} {fired_s.get(name, 0.0):6.1f} s")
+    result, fired_s = run(names, keep, lambda name, spent_s: print(f"{name:44} {spent_s:6.1f} s", flush=True))
+    for name in sorted(set(names) - set(fired_s)):
+        print(f"{name:44} NOT PASSED")
     for line in result.violations[:40]:
         print(f"  ! {line}")
     clean = not result.violations

@@ -32,6 +32,7 @@ from tether.service import write_whole
 from tether_chaos.chaos_set import ChaosSet
 from tether_chaos.faults import Kill, Victim, victims
 from tether_chaos.plan import SERVICES
+from tether_chaos.round import until
 from tether_cli.nats_server import EmbeddedServer
 from tether_cli.output import CliError
 from tether_cli.set import SetOptions
@@ -127,9 +128,14 @@ class Flatness:
         self.done += 1
 
     async def _victim(self, tier: str) -> Victim:
-        async with asyncio.timeout(SETTLE_S):
-            while not (found := await asyncio.to_thread(victims, self._set.paths.root, tier)):
-                await asyncio.sleep(0.05)
+        found: list[Victim] = []
+
+        async def lives() -> bool:
+            found.extend(await asyncio.to_thread(victims, self._set.paths.root, tier))
+            return bool(found)
+
+        if not await until(lives, SETTLE_S):
+            raise CliError(f"no {tier} lives after restart {self.done}")
         return found[0]
 
     # --- measuring ---
@@ -197,11 +203,10 @@ def _of_process(pid: int) -> dict[str, float]:
 
 def compare(before: Measured, after: Measured) -> list[str]:
     """What grew. Counts may not; open files, threads and memory of a process only within TOLERANCE."""
-    growth = [
-        f"{name}: {before.counts[name]} → {count}"
-        for name, count in after.counts.items()
-        if count > before.counts[name]
-    ]
+    growth = []
+    for name, count in after.counts.items():
+        if count > before.counts[name]:
+            growth.append(f"{name}: {before.counts[name]} → {count}")
     for tier, figures in after.processes.items():
         for name, value in figures.items():
             had = before.processes[tier][name]

@@ -23,6 +23,7 @@ from tether.client import NatsCredentials
 from tether.errors import BusError, TetherError
 from tether.events import ConversationEvent
 from tether.frames import decode
+from tether.ports import Bus
 from tether_chaos import judge
 from tether_chaos.chaos_set import ChaosSet
 from tether_chaos.faults import Done, Saboteur
@@ -231,8 +232,7 @@ class Round:
 
     async def _judge(self, up: SetState, clients: Clients, talk: Talk) -> None:
         add = self.result.violations
-        async with await connect(up.nats_url, name="chaos", user=up.nats_user, password=up.nats_password) as bus:
-            log = await self._log(bus, up, talk)
+        log = await self._log(up, talk)
         self._logs[talk.plan.name] = log
         await self._readers_at_end(talk.plan.name, log)
         truth = load_truth(self.truth)
@@ -253,11 +253,11 @@ class Round:
         self.result.executions += len(log.executions)
         self.result.events += sum(log.ends().values())
 
-    async def _log(self, bus: Any, up: SetState, talk: Talk) -> judge.Log:
+    async def _log(self, up: SetState, talk: Talk) -> judge.Log:
         """Read until every execution in it is over; what is not by then is a violation that the judge finds."""
         subject = subjects.conversation_events(up.tenant, talk.plan.workspace, talk.plan.name)
 
-        async def read() -> judge.Log:
+        async def read(bus: Bus) -> judge.Log:
             log, after = judge.Log(), 0
             while messages := await bus.read(subjects.events_stream(up.tenant), after, subject):
                 for message in messages:
@@ -275,7 +275,10 @@ class Round:
         async def whole() -> bool:
             nonlocal log
             with contextlib.suppress(BusError):
-                log = await read()
+                async with await connect(
+                    up.nats_url, name="chaos", user=up.nats_user, password=up.nats_password
+                ) as bus:
+                    log = await read(bus)
                 return bool(log.executions) and log.over()
             return False
 

@@ -14,59 +14,61 @@ from pathlib import Path
 from typing import Final
 
 LOOK_S: Final = 0.1
-STRANGER_LOOKS: Final = 10  # after so many a process is no agent and becomes none
+STRANGER_LOOKS: Final = 5  # after so many a process is no agent and becomes none
 _MARKER: Final = b"TETHER_PROCESS_NONCE="
 _AGENT: Final = b"scripted_agent"
 
 
 class WriterWatch:
-    """`run` is a task; `seen`: sets of executions whose agents lived at the same time, and how often that was seen."""
+    """`run` is a task; `seen`: sets of executions whose agents lived at the same time, and how often that was seen.
+
+    A look costs little, however many processes the machine has: only those that were not there in the look before are
+    read. A pid does not come again within one look's time.
+    """
 
     def __init__(self, truth: Path) -> None:
         self._truth = f"TETHER_SCRIPTED_TRUTH={truth}".encode()
-        self._known: dict[tuple[int, int], str] = {}
-        self._strangers: dict[tuple[int, int], int] = {}  # how often each was looked at: it may be before its exec
+        self._agents: dict[int, str] = {}  # pid → execution
+        self._strangers: dict[int, int] = {}  # how often each was looked at: it may be before its exec
         self.seen: dict[frozenset[str], int] = defaultdict(int)
         self.doubled: dict[str, int] = defaultdict(int)  # executions with two agents of their own
         self.looks = 0
 
     async def run(self) -> None:
         while True:
-            self.look(await asyncio.to_thread(_processes))
+            self.look({int(name) for name in os.listdir("/proc") if name.isdecimal()})  # noqa: PTH208
             await asyncio.sleep(LOOK_S)
 
-    def look(self, processes: Set[tuple[int, int]]) -> None:
-        """`processes`: pid and start time of all that live."""
+    def look(self, pids: Set[int]) -> None:
+        """`pids`: of all processes that there are."""
         self.looks += 1
-        self._strangers = {key: count for key, count in self._strangers.items() if key in processes}
+        self._strangers = {pid: count for pid, count in self._strangers.items() if pid in pids}
+        self._agents = {pid: execution for pid, execution in self._agents.items() if pid in pids and _lives(pid)}
+        for pid in pids:
+            looks = self._strangers.get(pid, 0)
+            if looks < STRANGER_LOOKS and pid not in self._agents:
+                self._strangers[pid] = looks + 1
+                execution = self._execution(pid)
+                if execution is not None:
+                    self._agents[pid] = execution
         living: dict[str, int] = defaultdict(int)
-        for key in processes:
-            execution = self._known.get(key) or self._new(key)
-            if execution is not None:
-                living[execution] += 1
+        for execution in self._agents.values():
+            living[execution] += 1
         for execution, count in living.items():
             if count > 1:
                 self.doubled[execution] += 1
         if len(living) > 1:
             self.seen[frozenset(living)] += 1
 
-    def _new(self, key: tuple[int, int]) -> str | None:
-        looks = self._strangers.get(key, 0)
-        if looks >= STRANGER_LOOKS:
-            return None
-        self._strangers[key] = looks + 1
-        execution = self._execution(key[0])
-        if execution is not None:
-            self._known[key] = execution
-        return execution
-
     def _execution(self, pid: int) -> str | None:
         try:
-            environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
             words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            if not any(word.endswith(_AGENT) for word in words):
+                return None
+            environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
         except OSError:
             return None
-        if self._truth not in environment or not any(word.endswith(_AGENT) for word in words):
+        if self._truth not in environment or not _lives(pid):
             return None
         nonce = next((entry for entry in environment if entry.startswith(_MARKER)), None)
         return None if nonce is None else nonce[len(_MARKER) :].rpartition(b"-")[0].decode()
@@ -90,17 +92,10 @@ class WriterWatch:
         ]
 
 
-def _processes() -> set[tuple[int, int]]:
-    """Pid and start time of every process that is no zombie."""
-    found = set()
-    for name in os.listdir("/proc"):  # noqa: PTH208 - hundreds of entries, ten times a second
-        if not name.isdecimal():
-            continue
-        try:
-            text = Path(f"/proc/{name}/stat").read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            continue
-        fields = text[text.rindex(")") + 2 :].split()
-        if fields[0] not in ("Z", "X"):
-            found.add((int(name), int(fields[19])))
-    return found
+def _lives(pid: int) -> bool:
+    """It is there, and no zombie."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    return text[text.rindex(")") + 2 :][:1] not in ("Z", "X")

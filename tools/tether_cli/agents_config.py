@@ -14,6 +14,7 @@ Without it, an agent gets its usual variables (`VARIABLES`) where the shell has 
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
 import sys
@@ -56,6 +57,7 @@ _OTHERS: Final[dict[str, tuple[str, ...]]] = {
 # Agent → what it gets from the shell that starts the set, where the agents file says nothing else.
 VARIABLES: Final[dict[str, tuple[str, ...]]] = {kind: (*keys, *_OTHERS[kind]) for kind, keys in KEYS.items()}
 _FILE_BYTES_MAX: Final = 1 << 20
+_SETTINGS: Final = ("command", "env_from", "key_file", "env")  # of one agent; their values the agent service judges
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,13 @@ def _read(given: Path | None) -> dict[str, Any]:
     agents = value.get("agents", {})
     if set(value) - {"agents"} or not isinstance(agents, dict) or not all(isinstance(v, dict) for v in agents.values()):
         raise CliError(f"{path}: only tables [agents.NAME] are known", exit_code=Exit.USAGE)
+    for kind, table in agents.items():
+        if unknown := sorted(set(table) - set(_SETTINGS)):
+            raise CliError(
+                f"{path}: [agents.{_toml(kind) if ':' in kind else kind}] has {', '.join(unknown)}",
+                remedy=f"it may have {', '.join(_SETTINGS)}",
+                exit_code=Exit.USAGE,
+            )
     return agents
 
 
@@ -154,15 +163,22 @@ def write(path: Path, found: list[AgentFinding]) -> None:
     for finding in found:
         if not finding.command:
             continue
-        parts.append(f"\n[agents.{json.dumps(finding.kind)}]")
+        parts.append(f"\n[agents.{_toml(finding.kind)}]")
         settings = {**finding.settings, "command": list(finding.command)}
         for key in sorted(settings):
-            parts.append(f"{key} = {_toml(settings[key])}")
+            parts.append(f"{_toml(key)} = {_toml(settings[key])}")
     write_whole(path, ("\n".join(parts) + "\n").encode())
 
 
 def _toml(value: object) -> str:
-    """A value as TOML. Text and lists of text are JSON's; a table is written inline."""
+    """Any value that TOML has, so that the agent service is told what the user wrote and can refuse it by name. Text
+    is JSON's, but for what JSON writes as two halves; a table is written inline."""
     if isinstance(value, dict):
-        return "{ " + ", ".join(f"{json.dumps(str(key))} = {_toml(each)}" for key, each in value.items()) + " }"
-    return json.dumps(value)
+        return "{ " + ", ".join(f"{_toml(str(key))} = {_toml(each)}" for key, each in value.items()) + " }"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_toml, value))}]"
+    if isinstance(value, datetime.date | datetime.time):
+        return value.isoformat()
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return str(value) if isinstance(value, float) else json.dumps(value)

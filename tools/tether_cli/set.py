@@ -25,7 +25,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -52,6 +52,11 @@ _TELEMETRY: Final = (
     *("TETHER_TRACES_ENDPOINT", "TETHER_TRACES_SAMPLE", "TETHER_TRACES_DELAY_MS", "TETHER_METRICS_LISTEN"),
 )
 _COLLECTOR_TELEMETRY: Final = ("TETHER_AGENT_COLLECTOR_METRICS_LISTEN",)
+# What else that shell decides; everything that is not named here the set decides itself.
+_RETENTION: Final = ("TETHER_EVENTS_MAX_BYTES", "TETHER_EVENTS_MAX_AGE_S")
+_FRONT: Final = ("TETHER_HTTP_HOSTS", "TETHER_HTTP_ORIGINS", "TETHER_WEBHOOKS_FILE")
+# Not for the services: the command's own, the SDK's, the test agent's, and what tests arm.
+_NOT_OF_SERVICES: Final = ("TETHER_CLI_", "TETHER_CLIENT_", "TETHER_SCRIPTED_", "TETHER_TEST_")
 _SERVICES: Final = {"router": "tether_router", "agent": "tether_agent", "backend": "tether_backend"}
 
 
@@ -71,6 +76,16 @@ class SetOptions:
     ephemeral: bool = False
     back_off_max_s: float = BACK_OFF_MAX_S
     test_environment: tuple[tuple[str, str], ...] = ()
+
+
+def unused_settings(environ: Mapping[str, str]) -> list[str]:
+    """Variables `TETHER_…` of a shell that a set started from it does not take over."""
+    taken = {*_TELEMETRY, *_COLLECTOR_TELEMETRY, *_RETENTION, *_FRONT}
+    return sorted(
+        name
+        for name in environ
+        if name.startswith("TETHER_") and name not in taken and not name.startswith(_NOT_OF_SERVICES)
+    )
 
 
 class ServiceSet:
@@ -228,7 +243,9 @@ class ServiceSet:
     def _own_settings(self, name: str, passwords: dict[str, Path]) -> dict[str, str]:
         match name:
             case "router":
-                return {"TETHER_EVENTS_MAX_BYTES": str(EPHEMERAL_LOG_BYTES)} if self.options.ephemeral else {}
+                if self.options.ephemeral:
+                    return {"TETHER_EVENTS_MAX_BYTES": str(EPHEMERAL_LOG_BYTES)}
+                return {key: os.environ[key] for key in _RETENTION if key in os.environ}
             case "agent":
                 return {
                     "TETHER_AGENT_STATE_DIR": str(self.paths.agent),
@@ -245,7 +262,7 @@ class ServiceSet:
                     "TETHER_HTTP_HOST": "127.0.0.1",
                     "TETHER_HTTP_PORT": str(self.options.http_port),
                     "TETHER_HTTP_TOKENS_FILE": str(self.paths.root / "http-tokens.json"),
-                    **{key: os.environ[key] for key in ("TETHER_WEBHOOKS_FILE",) if key in os.environ},
+                    **{key: os.environ[key] for key in _FRONT if key in os.environ},
                     "TETHER_DATABASE_URL": f"sqlite+aiosqlite:///{self.paths.backend / 'tether.sqlite3'}",
                 }
 

@@ -211,7 +211,13 @@ def require(given: Path | None = None) -> SetState:
 def locked(paths: Paths) -> Iterator[None]:
     """Hold the data directory. Raises CliError where another set has it."""
     paths.make()
-    with paths.lock.open("a") as handle:
+    try:
+        opened = paths.lock.open("a")
+    except OSError as error:
+        raise CliError(
+            f"cannot write {paths.lock}: {error.strerror}", remedy="choose another directory with --data"
+        ) from None
+    with opened as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -183,9 +183,9 @@ class Child:
         await self._drained()
 
     def _failure(self, what: str) -> CliError:
-        lines = "\n".join(f"  {line[:LINE_SHOWN_CHARS]}" for line in self._tail)
+        lines = "\n".join(f"  {_readable(line)[:LINE_SHOWN_CHARS]}" for line in self._tail)
         shown = f"; its last lines:\n{lines}" if lines else ""
-        return CliError(f"{self.spec.name} {what}{shown}", remedy=f"its log is {self.spec.log}")
+        return CliError(f"{self.spec.name} {what} (its log is {self.spec.log}){shown}")
 
     async def _read(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None
@@ -232,6 +232,15 @@ def ready_by_file(path: Path) -> Callable[[int], dict[str, Any] | None]:
         return facts if isinstance(facts, dict) and facts.get("pid") == pid else None
 
     return look
+
+
+def _readable(line: str) -> str:
+    """A JSON line that carries an exception, in words: its traceback is in the log."""
+    try:
+        entry = json.loads(line)
+        return f"{entry['event']}: " + "; ".join(f"{one['exc_type']}: {one['exc_value']}" for one in entry["exception"])
+    except (ValueError, KeyError, TypeError):
+        return line
 
 
 def inherited(environ: Mapping[str, str], *, everything: bool) -> dict[str, str]:

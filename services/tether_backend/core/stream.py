@@ -12,6 +12,7 @@ whatever is put together of frames can be taken apart again at their ends (an em
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -36,7 +37,9 @@ from tether.cursor import WHOLE, Cursor
 from tether.errors import InvalidError, Problem
 from tether.events import ConversationEvent, Event
 from tether.frames import Frame
+from tether.ids import TOKEN_PATTERN
 from tether.limits import SSE_HEARTBEAT_S
+from tether.ports import StoredMessage
 from tether.subjects import EventAddress, parse_event
 
 _ENDS: Final = frozenset({ev.RESPONSE_ENDED, ev.EXECUTION_ENDED})
@@ -140,6 +143,14 @@ def decode(subject: str, sequence: int, stored_at_ns: int, data: bytes) -> LogMe
     return LogMessage(address, sequence, stored_at_ns, content, None, len(data))
 
 
+def decode_stored(stored: StoredMessage) -> LogMessage | None:
+    """A message of the log; None where its subject is none of the log's: whatever lies there has no reader."""
+    try:
+        return decode(stored.subject, stored.sequence, stored.stored_at_ns, stored.data)
+    except InvalidError:
+        return None
+
+
 def problem_json(problem: Problem) -> bytes:
     return problem.model_copy(update={"context": problem.context}).model_dump_json(exclude_none=True).encode()
 
@@ -157,7 +168,7 @@ class Until:
         kind, _, name = text.partition(":")
         if kind == "idle" and not name:
             return Until(text)
-        if kind == "response" and 1 <= len(name) <= 64 and name.replace("_", "a").replace("-", "a").isalnum():
+        if kind == "response" and re.fullmatch(TOKEN_PATTERN, name):
             return Until(text, name)
         raise InvalidError("until", "must be response:{id} or idle")
 

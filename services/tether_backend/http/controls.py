@@ -18,11 +18,11 @@ from tether import events as ev
 from tether import subjects
 from tether.api import ControlAnswer
 from tether.control import ControlReply, ControlRequest, Verb
-from tether.errors import Code, ProblemError, problem
+from tether.errors import Code, InvalidError, ProblemError, problem
 from tether.frames import Frame
 from tether.ids import ExecutionTarget
 from tether.limits import EXECUTION_TOKEN_CONVERSATION
-from tether_backend.core.stream import decode
+from tether_backend.core.stream import decode_stored
 from tether_backend.runtime import Deps
 from tether_backend.store.history import Place
 
@@ -87,7 +87,10 @@ async def _place(deps: Deps, tenant: str, execution: str) -> Place | None:
         return place
     named = await deps.bus.subjects(subjects.events_stream(tenant), f"tether.event.{tenant}.*.*.{execution}")
     for subject in named:
-        address = subjects.parse_event(subject)
+        try:
+            address = subjects.parse_event(subject)
+        except InvalidError:
+            continue  # no subject of the log's
         return Place(address.workspace, address.conversation, execution)
     return None
 
@@ -102,9 +105,11 @@ async def _logged(deps: Deps, tenant: str, place: Place, control: str, after: in
             after = stored.sequence
             if control.encode() not in stored.data:
                 continue
-            message = decode(stored.subject, stored.sequence, stored.stored_at_ns, stored.data)
+            message = decode_stored(stored)
+            if message is None or message.content is None:
+                continue
             named = message.address.execution
-            if named not in (place.execution, EXECUTION_TOKEN_CONVERSATION) or message.content is None:
+            if named not in (place.execution, EXECUTION_TOKEN_CONVERSATION):
                 continue
             content = message.content
             for event in content.events if isinstance(content, Frame) else (content,):

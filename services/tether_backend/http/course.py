@@ -34,7 +34,7 @@ from tether.failpoints import failpoint
 from tether.ids import default_workspace
 from tether.limits import SSE_BUFFER_BYTES_MAX, SSE_HEARTBEAT_S
 from tether.ports import Bus, StreamState
-from tether_backend.core.stream import Hole, LogMessage, ReaderView, Until, Wire, decode
+from tether_backend.core.stream import Hole, LogMessage, ReaderView, Until, Wire, decode_stored
 from tether_backend.feed import Feed, Mailbox, Turn
 from tether_backend.runtime import Deps
 
@@ -160,9 +160,9 @@ async def _reached(deps: Deps, view: ReaderView, until: Until) -> bool:
         batch = await deps.bus.read(stream, after, subject)
         for stored in batch:
             after = stored.sequence
-            message = decode(stored.subject, stored.sequence, stored.stored_at_ns, stored.data)
+            message = decode_stored(stored)
             start = view.cursor.index if stored.sequence == view.cursor.sequence else 0
-            events = getattr(message.content, "events", [])
+            events = [] if message is None else getattr(message.content, "events", [])
             if any(event.type == ev.RESPONSE_ENDED for event in events[start:]):
                 return False
             # The response's end comes before its execution's, in the same frame or an earlier one.
@@ -172,8 +172,8 @@ async def _reached(deps: Deps, view: ReaderView, until: Until) -> bool:
 
 
 def _rest(view: ReaderView, stored: Any) -> int:
-    message = decode(stored.subject, stored.sequence, stored.stored_at_ns, stored.data)
-    return max(0, message.count - view.cursor.index)
+    message = decode_stored(stored)
+    return 0 if message is None else max(0, message.count - view.cursor.index)
 
 
 class Course:
@@ -367,7 +367,9 @@ class Course:
             batch = await bus.read(self._stream, after, self._filter)
             for stored in batch:
                 after = stored.sequence
-                yield decode(stored.subject, stored.sequence, stored.stored_at_ns, stored.data)
+                message = decode_stored(stored)
+                if message is not None:
+                    yield message
             if batch:
                 continue
             # Empty: the end, or a follower that lags. The leader knows.

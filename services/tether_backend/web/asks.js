@@ -6,7 +6,7 @@
  * An answer has no id of its own here: the server derives one from what it says, so the same answer again is the same one.
  */
 
-import { explain, freshId, h, oneLine, plain, pretty, setText, telling } from "/static/dom.js";
+import { explain, freshId, h, oneLine, plain, pretty, setText, telling, textOf } from "/static/dom.js";
 import { block } from "/static/items.js";
 
 const RECEIPTS = {
@@ -205,7 +205,7 @@ class Part {
     this.multiple = multiple;
     const name = freshId("option");
     this.choices = options.map((option) => {
-      const label = String(option.label ?? option.value ?? JSON.stringify(option));
+      const label = textOf(option.label ?? option.value ?? option);
       const input = h("input", { type: multiple ? "checkbox" : "radio", name, value: label, id: freshId("choice") });
       const description = option.description && h("span", { class: "note" }, plain(option.description));
       return { label, input, node: h("label", { class: "choice", htmlFor: input.id }, input, h("span", {}, plain(label), " ", description)) };

@@ -86,7 +86,7 @@ export class ConversationView {
 
   announce({ type, body }) {
     const { announcer } = this.app;
-    if (type === "text.completed" && !body.parent) announcer.say(words(String(body.text)).slice(0, 400));
+    if (type === "text.completed" && !body.parent) announcer.say(words(body.text).slice(0, 400));
     else if (type === "interaction.requested") {
       announcer.say(body.kind === "approval" ? `Approval needed: ${oneLine(body.name ?? "", 60)}` : "The agent asks a question");
     } else if (type === "response.ended") announcer.say(`Response ${oneLine(body.outcome ?? "ended", 30)}`);

@@ -24,14 +24,18 @@ let ids = 0;
 /** An id for a label's sake. */
 export const freshId = (prefix) => `${prefix}-${(ids += 1)}`;
 
+/** Any value as a text. An object's own `toString` may be anything. */
+export const textOf = (value) => (typeof value === "object" && value !== null ? JSON.stringify(value) : String(value));
+
 /** What would turn the order of what is shown around, or hide, told as its code. */
-const TRICKS = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]/g;
-const codeOf = (char) => `\\u${char.charCodeAt(0).toString(16).padStart(4, "0")}`;
-export const plain = (text) => String(text).replace(/\r\n/g, "\n").replace(TRICKS, codeOf);
+const TRICKS = /(?![\t\n\ufe0e\ufe0f])[\p{Cc}\p{Cf}\p{Cs}\p{Default_Ignorable_Code_Point}\p{Zl}\p{Zp}]/gu;
+const unitOf = (unit) => `\\u${unit.charCodeAt(0).toString(16).padStart(4, "0")}`;
+const codeOf = (char) => char.split("").map(unitOf).join(""); // as JSON has it
+export const plain = (value) => textOf(value).replace(/\r\n/g, "\n").replace(TRICKS, codeOf);
 
 /** Of an agent's own words: joiners belong to writing (emoji, Arabic, Persian); only what reorders or controls goes. */
 const CONTROLS = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u202a-\u202e\u2066-\u2069]/g;
-export const words = (text) => String(text).replace(/\r\n/g, "\n").replace(CONTROLS, "\ufffd");
+export const words = (value) => textOf(value).replace(/\r\n/g, "\n").replace(CONTROLS, "\ufffd");
 
 export function oneLine(value, most = 110) {
   const text = plain(typeof value === "string" ? value : JSON.stringify(value) ?? "").replace(/\s+/g, " ").trim();
@@ -58,6 +62,7 @@ const WHOLE = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyl
 export function time(at) {
   if (!at) return h("span", {}, "–");
   const date = new Date(at);
+  if (Number.isNaN(date.getTime())) return h("span", {}, "–");
   const today = date.toDateString() === new Date().toDateString();
   const text = (today ? CLOCK : DAY).format(date);
   return h("time", { dateTime: date.toISOString(), title: WHOLE.format(date) }, text);
@@ -88,7 +93,7 @@ export function facts(pairs) {
   const list = h("dl", { class: "facts" });
   for (const [name, value] of pairs) {
     if (value === null || value === undefined || value === "") continue;
-    list.append(h("dt", {}, name), h("dd", {}, value instanceof Node ? value : plain(String(value))));
+    list.append(h("dt", {}, name), h("dd", {}, value instanceof Node ? value : plain(value)));
   }
   return list;
 }
@@ -119,7 +124,7 @@ export function explain(error) {
   const code = error?.code ?? error?.problem?.code;
   const detail = error?.detail ?? error?.problem?.detail ?? error?.message ?? String(error);
   const told = code ? `${code}: ${detail}` : detail;
-  return [oneLine(told, 600), REMEDIES[code] ?? (error?.retryable ? "Try again in a moment." : "")];
+  return [oneLine(told, 600), remedyOf(code) || (error?.retryable ? "Try again in a moment." : "")];
 }
 
 const REMEDIES = {
@@ -147,7 +152,7 @@ const REMEDIES = {
   model_error: "The model's provider refused or failed. Send the message again.",
 };
 
-export const remedyOf = (code) => REMEDIES[code] ?? "";
+export const remedyOf = (code) => (Object.hasOwn(REMEDIES, code) ? REMEDIES[code] : "");
 
 /** What the tab keeps under a key; `otherwise` where there is nothing or it cannot be read. */
 export function readJson(key, otherwise) {

@@ -117,6 +117,9 @@ const SHAPES = {
   superseded: { request: STRING, response: STRING, by: STRING },
 };
 
+/** `value[name] = one` for a name from outside: `__proto__` is a name like any other. */
+const own = (value, name, one) =>
+  Object.defineProperty(value, name, { value: one, enumerable: true, writable: true, configurable: true });
 const withoutNulls = (value) => Object.fromEntries(Object.entries(value).filter(([, one]) => one !== null));
 
 // --- text ---
@@ -416,7 +419,7 @@ const HANDLERS = {
   },
   "control.receipt"(body) {
     const told = typed(body, SHAPES.receipt);
-    this.head.receipts[told.control] = withoutNulls(told);
+    own(this.head.receipts, told.control, withoutNulls(told));
   },
   "model.request"(body, event) {
     this.head.model_request = { ...body, at: event.at };
@@ -425,7 +428,7 @@ const HANDLERS = {
     const told = typed(body, SHAPES.usage);
     const { usage: total, usage_by_turn: turns } = this.head;
     if (has(turns, told.turn)) return;
-    turns[told.turn] = withoutNulls(told);
+    own(turns, told.turn, withoutNulls(told));
     total.turns += 1;
     for (const name of ["input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens"]) {
       total[name] += told[name];

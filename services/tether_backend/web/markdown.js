@@ -8,13 +8,14 @@
 import { h, words } from "/static/dom.js";
 
 const MOST = 200_000; // characters that are looked at for markup
-const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([\w+#.-]{0,32})[^`]*$/;
-const HEADING = /^ {0,3}(#{1,6}) +(.+?)(?: +#+)?$/;
+const FENCE = /^ {0,3}(`{3,}(?!`)|~{3,}(?!~))([^`]*)$/;
+const LANGUAGE = /^[\w+#.-]{0,32}/;
+const HEADING = /^ {0,3}(#{1,6}) +(\S.*)$/;
 const ITEM = /^( {0,8})([-*+]|\d{1,9}[.)]) +(.*)$/;
 const RULE = /^ {0,3}(?:(?:- *){3,}|(?:\* *){3,}|(?:_ *){3,})$/;
 const QUOTE = /^ {0,3}> ?(.*)$/;
 const INLINE =
-  /(`+)([^`](?:[^`]|(?!\1)`){0,2000}?)\1(?!`)|\[([^[\]\n]{1,500})\]\(([^()\s<>]{1,2000})\)|\*\*([^*\n]{1,1000})\*\*|(?<![\w*])\*([^*\s\n](?:[^*\n]{0,1000}[^*\s\n])?)\*(?!\w)|(https?:\/\/[^\s<>"'`)\]]{1,2000})/g;
+  /(`{1,8})([^`](?:[^`]|(?!\1)`){0,2000}?)\1(?!`)|\[([^[\]\n]{1,500})\]\(([^()\s<>]{1,2000})\)|\*\*([^*\n]{1,1000})\*\*|(?<![\w*])\*([^*\s\n](?:[^*\n]{0,1000}[^*\s\n])?)\*(?!\w)|(https?:\/\/[^\s<>"'`)\]]{1,2000})/g;
 
 /** An address that may be opened: http or https, absolute; null for any other. */
 export function safeHref(text) {
@@ -25,6 +26,19 @@ export function safeHref(text) {
   } catch {
     return null;
   }
+}
+
+/** Without these characters at its end. A pattern for it would be tried anew from each of them. */
+function withoutEnd(text, characters) {
+  let end = text.length;
+  while (end > 0 && characters.includes(text[end - 1])) end -= 1;
+  return text.slice(0, end);
+}
+
+/** A heading's text without the marks that close it. */
+function headingText(text) {
+  const open = withoutEnd(text, "#");
+  return open !== text && open.endsWith(" ") ? open.trimEnd() || text : text;
 }
 
 function link(text, address) {
@@ -43,7 +57,7 @@ export function inline(text, into = document.createDocumentFragment()) {
     else if (strong !== undefined) node = h("strong", {}, strong);
     else if (emphasis !== undefined) node = h("em", {}, emphasis);
     else if (bare !== undefined) {
-      const address = bare.replace(/[.,;:!?*_]+$/, "");
+      const address = withoutEnd(bare, ".,;:!?*_");
       node = link(address, address);
       if (node !== null && address !== bare) node = [node, bare.slice(address.length)];
     }
@@ -91,9 +105,9 @@ class Blocks {
   /** Take the block that begins at this line; false where none does. */
   block(line) {
     let found;
-    if ((found = FENCE.exec(line))) this.put(this.fence(found[1], found[2]));
+    if ((found = FENCE.exec(line))) this.put(this.fence(found[1], LANGUAGE.exec(found[2].trimStart())[0]));
     else if ((found = HEADING.exec(line))) {
-      this.put(inline(found[2], h("p", { class: "heading", dir: "auto", dataset: { level: found[1].length } })));
+      this.put(inline(headingText(found[2]), h("p", { class: "heading", dir: "auto", dataset: { level: found[1].length } })));
     } else if (RULE.test(line)) this.put(h("hr"));
     else if (ITEM.test(line)) this.put(this.list());
     else if (QUOTE.test(line)) this.put(this.quote());

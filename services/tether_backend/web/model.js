@@ -184,7 +184,10 @@ export class Conversation {
     const run = this.run(view.execution);
     run.view = view;
     this.dirty.runs.add(run.id);
-    if (run.fold.applied > view.applied || (run.fold.applied === view.applied && run.fold.items.size > 0)) return;
+    if (run.fold.applied > view.applied) return;
+    // As far as what is here: only a repair of it says more.
+    const repaired = run.fold.head.partial && !view.partial;
+    if (run.fold.applied === view.applied && run.fold.items.size > 0 && !repaired) return;
     const first = items[0]?.position ?? view.items ?? 0;
     const fold = new ExecutionFold(baseOf(view, response, items, usage));
     const old = run.fold;

@@ -135,6 +135,22 @@ export function overFetch(client, conversation, cursor, until, { heard, frame })
   return { over, close: () => abort.abort() };
 }
 
+/** Why a handshake was refused, or null: a WebSocket does not say; the event stream's answer to the same question does. */
+async function refusalOf(client, conversation, cursor, until) {
+  const abort = new AbortController();
+  try {
+    const response = await client.fetch(client.url(streamPath(conversation, "events"), { until }), {
+      headers: given({ Accept: "text/event-stream", "Last-Event-ID": cursor }),
+      signal: abort.signal,
+    });
+    return response.ok ? null : await errorOf(response);
+  } catch (error) {
+    return error instanceof TetherError ? error : unreachable(String(error));
+  } finally {
+    abort.abort();
+  }
+}
+
 /** One text message per frame. A WebSocket sends no header, so it is opened by a ticket, a new one each time. */
 export function overWebSocket(client, conversation, cursor, until, { heard, frame }) {
   let socket = null;
@@ -158,7 +174,11 @@ export function overWebSocket(client, conversation, cursor, until, { heard, fram
     const url = client.url(streamPath(conversation, "ws"), { ticket, cursor, until });
     url.protocol = url.protocol === "https:" ? "wss:" : "ws:";
     socket = new WebSocket(url);
-    socket.onopen = () => clearTimeout(late);
+    let opened = false;
+    socket.onopen = () => {
+      opened = true;
+      clearTimeout(late);
+    };
     socket.onmessage = ({ data }) => {
       heard();
       let parsed;
@@ -170,8 +190,10 @@ export function overWebSocket(client, conversation, cursor, until, { heard, fram
       }
       frame({ name: parsed.frame, data: parsed.data, id: parsed.id });
     };
-    socket.onclose = ({ code, reason }) => {
-      close(code === CLOSE_NORMAL ? null : unreachable(`the connection was closed (${code}${reason && ` ${reason}`})`));
+    socket.onclose = async ({ code, reason }) => {
+      const refusal = opened ? null : await refusalOf(client, conversation, cursor, until);
+      if (refusal !== null) close(refusal);
+      else close(code === CLOSE_NORMAL ? null : unreachable(`the connection was closed (${code}${reason && ` ${reason}`})`));
     };
   };
   run().catch((error) => close(error instanceof TetherError ? error : unreachable(String(error))));

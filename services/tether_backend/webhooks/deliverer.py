@@ -33,6 +33,16 @@ _log = structlog.get_logger("tether.webhooks")
 LOOK_S: Final = 5.0
 _RETRY_AFTER_CHARS_MAX: Final = 64
 _ANSWER_BYTES_MAX: Final = 64 * 1024  # what an answer says is of no interest, but its end frees the connection
+# Of the client and what it is made of: an address, a name, a certificate or an answer may be anything.
+_FAILURES: Final = (
+    httpx2.HTTPError,
+    httpx2.InvalidURL,
+    httpx2.StreamError,
+    OSError,
+    ValueError,
+    OverflowError,
+    ExceptionGroup,  # of attempts to connect that are made side by side
+)
 
 
 def _now_ms() -> int:
@@ -170,7 +180,7 @@ class Deliverer:
         except TimeoutError:
             if status is None:
                 return None, f"{endpoint.host} did not answer within {WEBHOOK_TIMEOUT_S:g} s", None
-        except (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError, OSError, ValueError, OverflowError) as error:
+        except _FAILURES as error:
             if status is None:
                 return None, f"{endpoint.host}: {type(error).__name__}", None
         # The status says it all: what follows it may be cut off, or never end.

@@ -12,14 +12,14 @@ import httpx2
 import structlog
 
 from tether import subjects, topology
-from tether.errors import BusError, InvalidError, ProblemError
+from tether.errors import BusError, ProblemError
 from tether.failpoints import under
 from tether.kv import Bucket
 from tether.lease import Lease
 from tether.limits import WEBHOOK_TIMEOUT_S
 from tether.ports import Bus, Job, StoredMessage
 from tether_backend.core.notices import Notice, notices_of
-from tether_backend.core.stream import decode
+from tether_backend.core.stream import decode_stored
 from tether_backend.metrics import Metrics
 from tether_backend.webhooks.config import Endpoint
 from tether_backend.webhooks.deliverer import Deliverer
@@ -125,9 +125,8 @@ class Webhooks:
 
     def _notices(self, stored: StoredMessage) -> list[Notice]:
         """What is no message of the log's makes none."""
-        try:
-            message = decode(stored.subject, stored.sequence, stored.stored_at_ns, stored.data)
-        except InvalidError as error:
-            _log.warning("webhooks_unreadable", tenant=self.tenant, sequence=stored.sequence, detail=str(error))
+        message = decode_stored(stored)
+        if message is None or message.content is None:
+            _log.warning("webhooks_unreadable", tenant=self.tenant, sequence=stored.sequence)
             return []
-        return [] if message.content is None else list(notices_of(message.address, message.content))
+        return list(notices_of(message.address, message.content))

@@ -1,21 +1,25 @@
 """What the adapter itself has to write: replies to the CLI's lines that belong to no control.
 
-Kept until the keeper recorded the write: a collector that was restarted in between asks again under the same id, and
+Bounded; kept until the keeper recorded the write: a collector that was restarted in between asks again under the same id, and
 the keeper, which knows the id, writes nothing twice. Bytes are kept as text, so that a dump is JSON.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 from tether_collector.core.adapters.base import Reply
 from tether_collector.core.inputs import WriteStdin
+
+WAITING_MAX: Final = 1024  # a CLI that asks on and reads nothing is answered no more
 
 Waiting = list[dict[str, Any]]  # control, data, work
 
 
 def add(waiting: Waiting, reply: Reply) -> None:
+    if len(waiting) >= WAITING_MAX:
+        return
     waiting.append({"control": reply.control, "data": reply.data.decode(), "work": reply.work})
 
 

@@ -10,14 +10,18 @@ from typing import Any
 
 import pytest
 
+from support_backend import Log, event
 from support_log import LogWriter, Reader
 from support_nats import NatsServer, running_server
+from support_snapshots import Collector, serving, snapshot_from
+from tether import events as ev
 from tether import subjects, topology
 from tether.bus import NatsBus, connect
 from tether.client import Client
 from tether.client.backoff import Backoff
 from tether.client.follow import Follower, Where
 from tether.client.items import CaughtUp, ExecutionItem
+from tether.client.nats_records import Records
 from tether.cursor import Cursor
 from tether.errors import Code, InvalidError, ProblemError
 from tether.ports import Bus
@@ -328,6 +332,49 @@ async def test_an_evicted_beginning_is_one_gap_and_the_rest_is_given(two: tuple[
     await read(reader, follower(bus, tenant), lambda now: now.caught_up > 0)
     assert [(gap.first, gap.last, gap.reason) for gap in reader.gaps] == [(1, 6, "retention_gap")]
     assert reader.got == {"e1": [6, 7, 8]}
+
+
+async def test_what_the_log_no_longer_has_is_given_as_the_collectors_snapshot_and_no_gap(
+    two: tuple[Bus, Bus], tenant: str
+) -> None:
+    writer, bus = two
+    await writer.ensure(topology.base())
+    hand = Log(writer, tenant, conversation="c", workspace="w")
+    await hand.own("e1")
+    log, reader = LogWriter(writer, tenant), Reader()
+    for _ in range(4):
+        last = await log.frame("e1", 2)
+    await writer.purge(subjects.events_stream(tenant), subjects.event(tenant, "w", "c", "e1"), up_to=last)
+    events = [event(n, ev.TEXT_COMPLETED, {"segment": f"s{n}", "text": f"e1-{n}"}) for n in range(1, 7)]
+    collector = Collector(writer, hand, snapshot=snapshot_from(hand, "e1", events))
+    async with serving(collector):
+        await collector.register()
+        source = follower(bus, tenant, snapshots=Records(bus, tenant).beyond_log)
+        await read(reader, source, lambda now: now.caught_up > 0)
+    assert reader.gaps == [] and collector.asked == ["i1"]
+    assert [state.text.count("e1-") for one in reader.snapshots for state in one.executions.values()] == [6]
+    assert reader.got == {"e1": [6, 7, 8]}
+
+
+async def test_an_older_collector_is_not_asked_and_the_gap_says_what_is_missing(
+    two: tuple[Bus, Bus], tenant: str
+) -> None:
+    writer, bus = two
+    await writer.ensure(topology.base())
+    hand = Log(writer, tenant, conversation="c", workspace="w")
+    await hand.own("e1")
+    log, reader = LogWriter(writer, tenant), Reader()
+    await log.frame("e1", 2)
+    last = await log.frame("e1", 2)
+    await writer.purge(subjects.events_stream(tenant), subjects.event(tenant, "w", "c", "e1"), up_to=last)
+    collector = Collector(writer, hand, can=False)
+    async with serving(collector):
+        await collector.register()
+        source = follower(bus, tenant, snapshots=Records(bus, tenant).beyond_log)
+        await read(reader, source, lambda now: now.caught_up > 0)
+    assert [(gap.first, gap.last) for gap in reader.gaps] == [(1, 2)] and collector.asked == []
+    assert reader.gaps[0].detail.startswith("CAPABILITY_MISSING")
+    assert reader.got == {"e1": [2, 3, 4]}
 
 
 async def test_a_cursor_of_another_conversation_is_refused(tenant: str) -> None:

@@ -177,7 +177,7 @@ def test_where_a_second_prompt_breaks_the_first_it_is_held_until_that_is_over() 
 
 
 def test_where_prompts_may_wait_in_the_agent_each_is_written_at_once_and_the_last_one_ends_the_response() -> None:
-    talk = ready("acp:opencode")
+    talk = ready("acp:claude", None, modes("default", current="default"))
     [sent] = talk.interject("ctl-1", "second")
     assert sent["method"] == "session/prompt"
     talk.answer("session/prompt", {"stopReason": "end_turn"})

@@ -98,11 +98,28 @@ def test_what_ended_is_listed_until_it_is_forgotten(tmp_path: Path) -> None:
         refused = number == 2
         summary = None if refused else ExecutionSummary(target=start.target, state="ended", last_ordinal=4)
         journal.set_ended(start.execution, 100 + number, summary)
-    assert [start.execution for start in journal.ended(10)] == ["exe_1", "exe_0"]
+    assert [summary.target.execution for summary in journal.ended(10)] == ["exe_1", "exe_0"]
+    assert [summary.target.execution for summary in journal.ended(1)] == ["exe_1"]
     assert journal.unended() == []
     assert journal.ended_at() == {"exe_0": 100, "exe_1": 101, "exe_2": 102}
     journal.forget(["exe_0"])
     assert journal.start("exe_0") is None and journal.control("ctl_exe_0") is None
+    journal.close()
+
+
+def test_the_latest_that_ended_are_found_without_reading_all_that_is_kept(tmp_path: Path) -> None:
+    """At every end, on the loop's thread: up to 1,024 rows are kept, each with its prompt."""
+    journal = Journal(tmp_path / "j")
+    statements: list[str] = []
+    journal._db.set_trace_callback(statements.append)
+    journal.ended(256)
+    journal.ended_at()
+    journal._db.set_trace_callback(None)
+    plans = [journal._db.execute(f"EXPLAIN QUERY PLAN {sql}").fetchall() for sql in statements]
+    assert len(plans) == 2
+    for plan in plans:
+        told = " ".join(str(row[3]) for row in plan)
+        assert "executions_ended" in told and "TEMP B-TREE" not in told
     journal.close()
 
 

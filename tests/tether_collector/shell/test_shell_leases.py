@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from support_nats import NatsServer
+from support_nats import NatsServer, running_server
 from support_shell import Rig, Run, collector
-from tether import subjects
-from tether.bus import NatsBus
+from tether import subjects, topology
+from tether.bus import NatsBus, connect
 from tether.control import Authority, ControlReply, ControlRequest
 from tether.control_lease import ControlLeases
 from tether.errors import Code, ProblemError
@@ -113,3 +113,28 @@ async def test_another_process_waits_for_its_turn_and_says_after_how_long_to_com
         await hasty.close()
         await patient.close()
         assert await Bucket(bus, subjects.LEASES).get(subjects.lease_key(tenant, "w1", "c1")) is None, "released"
+
+
+async def test_controls_count_again_where_the_leases_bucket_was_made_anew(tenant: str, tmp_path: Path) -> None:
+    with running_server() as server:
+        async with await connect(server.url, name="backend") as bus:
+            await bus.ensure(topology.base())
+            bucket = Bucket(bus, subjects.LEASES)
+            for number in range(20):  # so that what counts anew counts far below
+                await bucket.create(f"control.{tenant}.w.c{number}", {"holder": "another"}, op="test")
+            async with asking(bus, server, tenant, tmp_path) as (rig, run, interaction):
+                leases = ControlLeases(bus, "backend", idle_s=0.2)
+                told = {"request": "q2", "content": [{"type": "text", "text": "more"}]}
+                request = ControlRequest(control="ctl_i", verb="interject", target=run.target, payload=told)
+                assert (await leases.ask(request)).status in ("delivered", "settled")
+                async with leases.authority(run.target) as before:
+                    pass
+                await bus.request(f"$JS.API.STREAM.DELETE.KV_{subjects.LEASES}", b"", timeout_s=5)
+                await bus.ensure(topology.base())
+                reply = await leases.ask(answer(run, interaction))
+                assert reply.status in ("delivered", "settled"), reply
+                async with leases.authority(run.target) as after:
+                    assert after.token > before.token
+                    late = await rig.ask("interrupt", target=run.target, authority=before)
+                    assert code_of(late) == Code.LEASE_NOT_READY, "and a stale proof is still refused"
+                await leases.close()

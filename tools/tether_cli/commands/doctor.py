@@ -148,7 +148,12 @@ def _agents(agents_dir: Path | None, agents_file: Path | None) -> list[Check]:
             continue
         version = f"{found.version}, " if found.version else ""
         detail = f"{version}{found.command[0]} ({found.found_in})"
-        if found.kind not in agents_config.KEYS:
+        if shutil.which(found.command[0]) is None:
+            remedy = "mend its command in the agents file"
+            checks.append(Check(name, "warning", f"{detail} is not there, or cannot be run", remedy))
+        elif (wrong := _key_file(found.settings.get("key_file"))) is not None:
+            checks.append(Check(name, "warning", *wrong))
+        elif found.kind not in agents_config.KEYS:
             checks.append(Check(name, "ok", detail))
         elif found.key_source:
             checks.append(Check(name, "ok", f"{detail}; key from {found.key_source}"))
@@ -157,6 +162,19 @@ def _agents(agents_dir: Path | None, agents_file: Path | None) -> list[Check]:
             remedy = f"set {wanted} in the shell that starts the set, or key_file in the agents file"
             checks.append(Check(name, "warning", f"{detail}; no key", remedy))
     return checks
+
+
+def _key_file(given: object) -> tuple[str, str] | None:
+    """What the agent service would refuse about a key file, and the remedy; the file is not opened."""
+    if not isinstance(given, str):
+        return None
+    try:
+        mode = Path(given).stat().st_mode
+    except OSError as error:
+        return f"its key_file {given} cannot be used: {error.strerror}", "make it, or name another in the agents file"
+    if mode & 0o077:
+        return f"its key_file {given} may be read by others", f"chmod 600 {given}"
+    return None
 
 
 def _set(data: Path | None) -> list[Check]:

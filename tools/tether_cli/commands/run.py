@@ -221,14 +221,16 @@ def _tell(live: Live, state: SetState, output: Output, code: Exit) -> None:
             say(f"  {attach_line(state, live.conversation, live.cursor)}")
         return
     how = f"{tracker.outcome}{' (in part)' if tracker.partial else ''}"
+    unstarted = tracker.outcome == "never_started"  # it has used nothing, and there is nothing of it to look at
     counts = f"{usage.input_tokens} tokens in, {usage.output_tokens} out"
     if hint := _HINTS.get(str((tracker.error or {}).get("code", ""))):
         say(f"   {hint}")
-    say(f"── {how}, {money(usage.cost_usd)}, {counts}, {duration(seconds)}")
+    facts = (how, duration(seconds)) if unstarted else (how, money(usage.cost_usd), counts, duration(seconds))
+    say(f"── {', '.join(facts)}")
     say(f"   conversation {live.conversation}  execution {tracker.execution or 'none'}")
     if state.ephemeral:
         say(f"   log {subject} (gone with the set)")
-    elif tracker.execution is not None:
+    elif tracker.execution is not None and not unstarted:
         say(f"   log {subject}")
         say(f"       tether logs {tracker.execution}{data_option(state.data)}")
 

@@ -66,7 +66,7 @@ async def _list(data: Path | None, output: Output) -> None:
 async def _restart(workspace: str, data: Path | None, output: Output) -> None:
     from tether import subjects
     from tether.bus import connect
-    from tether.errors import BusError, Problem
+    from tether.errors import BusError, Code, Problem
     from tether_cli import state
 
     up = state.require(data)
@@ -82,6 +82,9 @@ async def _restart(workspace: str, data: Path | None, output: Output) -> None:
         ) from None
     found: dict[str, Any] = json.loads(answer.data)
     if "problem" in found:
-        raise from_problem(Problem.model_validate(found["problem"]))
+        refused = from_problem(Problem.model_validate(found["problem"]))
+        if refused.code == Code.NOT_FOUND and not refused.remedy:
+            refused.remedy = "`tether sandbox list` shows the workspaces that have one"
+        raise refused
     output.value(found)
     output.say(f"the collector of {workspace} was replaced: {found['before'] or 'none'} → {found['instance']}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import subprocess
 import sys
@@ -60,7 +61,10 @@ def up(
     if log_level not in ("debug", "info", "warning", "error"):
         raise CliError("--log-level must be debug, info, warning or error", exit_code=Exit.USAGE)
     output = Output(as_json)
-    from tether_cli.set import SetOptions
+    from tether_cli.set import SetOptions, unused_settings
+
+    for name in unused_settings(os.environ):
+        output.note(f"{name} of this shell is not used: a set decides it itself (docs/reference/settings.md)")
 
     options = SetOptions(
         data=state.data_dir(data),
@@ -159,7 +163,7 @@ def _detach(options: SetOptions, output: Output) -> None:
                 return
             if process.poll() is not None:
                 code = Exit.USAGE if process.returncode == Exit.USAGE else Exit.FAILED
-                raise CliError(_why(log), remedy=f"see {log}", exit_code=code)
+                raise CliError(_why(log), exit_code=code)
             time.sleep(_POLL_S)
     except KeyboardInterrupt:
         with contextlib.suppress(ProcessLookupError):
@@ -178,4 +182,4 @@ def _why(log: Path) -> str:
     if told is not None:
         return "\n".join(lines[told:]).removeprefix("tether: ")
     tail = "\n".join(f"  {line}" for line in lines[-_TAIL_LINES:])
-    return f"the set ended before it was ready; its last lines:\n{tail}"
+    return f"the set ended before it was ready (its log is {log}); its last lines:\n{tail}"

@@ -75,7 +75,7 @@ async def _webhooks(state: Shown | None, retry: str | None, limit: int, data: Pa
 async def _asked(running: Any, method: str, path: str, params: dict[str, Any]) -> dict[str, Any]:
     import httpx2
 
-    from tether.errors import Problem, ProblemError
+    from tether.errors import Code, Problem, ProblemError
     from tether_cli import talk
 
     headers = {"Authorization": f"Bearer {running.token}"}
@@ -85,6 +85,10 @@ async def _asked(running: Any, method: str, path: str, params: dict[str, Any]) -
     except httpx2.HTTPError as error:
         raise CliError(f"the set cannot be reached: {type(error).__name__}", exit_code=Exit.UNREACHABLE) from None
     if answer.is_error:
-        raise talk.as_cli_error(ProblemError(Problem.model_validate_json(answer.content)))
+        problem = Problem.model_validate_json(answer.content)
+        told = talk.as_cli_error(ProblemError(problem))
+        if problem.code is Code.NOT_FOUND:
+            told.remedy = "`tether webhooks` lists notifications as ENDPOINT/ID"
+        raise told
     found: dict[str, Any] = answer.json()
     return found

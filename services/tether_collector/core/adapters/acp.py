@@ -187,7 +187,7 @@ class Acp:
         update = message.params.get("update")
         if not isinstance(update, Mapping):
             return "session/update without update"
-        if state["phase"] == "session":  # a session/load replays what was said before
+        if state["phase"] in ("session", "setup"):  # a session/load replays what was said before, and may end late
             updates.note_cost(state, update)
             return _NOTHING
         if message.params.get("sessionId") != state["session"]:
@@ -265,8 +265,6 @@ class Acp:
         if not isinstance(session, str) or not session:
             return self._refused(state, UNSUPPORTED, "the agent made a session without an id")
         state["session"], state["phase"] = session, "setup"
-        if start["resume"]:
-            state["cost_before"] = state["cost_usd"]
         bound: dict[str, Any] = {"native_session": session, "cwd": start["cwd"]}
         if state["cli_version"] is not None:
             bound["cli_version"] = state["cli_version"]
@@ -305,11 +303,14 @@ class Acp:
             return b.Reading((), (asks.reply(state, self._request(state, method, params, "setup")),))
         state["phase"] = "running"
         start = state["start"]
+        if start["resume"]:
+            state["cost_before"] = state["cost_usd"]
         content, start["content"] = start["content"], []
         if state["cancels"]:
             body = {"turn": start["prompt"], "outcome": "interrupted", "reason": "interrupted before it began"}
-            seen = self._cancels_seen(state)
-            return b.Reading((Draft(ev.TURN_COMPLETED, body),), (*seen, b.TurnEnded("interrupted")))
+            ended = b.TurnEnded("interrupted")
+            after = self._after(state, ended) if state["held"] else []  # an interrupt ends one turn, not the next
+            return b.Reading((Draft(ev.TURN_COMPLETED, body),), (*self._cancels_seen(state), ended, *after))
         # A written prompt is a turn: an agent whose model is silent shows nothing else of it, for minutes.
         first = asks.reply(state, self._prompt(state, start["prompt"], content), work=True)
         signals: list[b.Signal] = [first, b.TurnBegan()]
@@ -329,6 +330,7 @@ class Acp:
         was_running = prompts[:1] == [control]
         prompts.remove(control)
         ended = self._verdict(state, message)
+        withdrawn = [key for key, ask in state["asks"].items() if ask["withdrawn"]] if was_running else []
         cut = ended.outcome == "interrupted" or message.error is not None
         drafts = [*updates.settle_tools(state, None), *updates.complete(state, partial=cut)]
         if not prompts:
@@ -344,8 +346,11 @@ class Acp:
         signals: list[b.Signal] = []
         if not prompts:
             for key in state["asks"]:
-                signals += [b.AnswerSeen(key, "answered", only_if_written=True), b.AnswerSeen(key, "cancelled")]
+                signals += b.answered_or_withdrawn(key)
             state["asks"] = {}
+        elif withdrawn:  # asked by the turn that was cancelled; the next one goes on
+            signals += [b.AnswerSeen(key, "cancelled") for key in withdrawn]
+            state["asks"] = {key: ask for key, ask in state["asks"].items() if key not in withdrawn}
         signals.append(b.PromptTaken(control))
         if was_running:
             signals += [*self._cancels_seen(state), ended, *self._after(state, ended)]
@@ -373,6 +378,8 @@ class Acp:
         """How a prompt's turn ended."""
         model_failed, state["model_failed"] = state["model_failed"], False
         if message.error is not None:
+            if state["cancels"]:  # some fail over the interrupt, where the protocol wants `cancelled`
+                return b.TurnEnded("interrupted", None, _explained(message.error))
             return self._error(state, message.error)
         reason = member_of(message.result, ("stopReason",))
         stopped: tuple[Any, str | None] = ("completed", None)

@@ -181,7 +181,8 @@ def _field(
     multiple = schema.get("type") == "array"
     choices = schema.get("items") if multiple else schema
     options = []
-    for entry in member_of(choices, ("oneOf",)) or member_of(choices, ("anyOf",)) or []:
+    named = member_of(choices, ("oneOf",)) or member_of(choices, ("anyOf",))
+    for entry in named if isinstance(named, list) else []:
         value = member_of(entry, ("const",))
         if isinstance(value, str):
             option = {"label": value}

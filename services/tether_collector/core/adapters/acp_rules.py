@@ -137,7 +137,8 @@ PROFILES: Final[dict[str, Profile]] = {
             "bypassPermissions": "build",
         },
         has_forms=False,
-        takes_prompts_while_running=True,
+        # It queues a second prompt, but a cancel then may drop that one unread and let the first run on.
+        takes_prompts_while_running=False,
         error_names={"APIError": MODEL_ERROR, "ProviderAuthError": MODEL_AUTH},
         aborted_text="User aborted the command",
         not_found=(

@@ -68,10 +68,11 @@ def read(profile: Profile, state: State, update: Update) -> Said | str:
         return "an update without its kind"
     note_cost(state, update)
     signals = _meta(profile, state, update)
+    if kind in IGNORED:
+        return settle_tools(state, None), signals
     handler = _HANDLERS.get(kind)
     if handler is None:
-        drafts = settle_tools(state, None)
-        return (drafts, signals) if kind in IGNORED else "unknown update"
+        return "unknown update"
     said = handler(profile, state, update)
     return said if isinstance(said, str) else (said[0], [*signals, *said[1]])
 

@@ -95,6 +95,11 @@ class AnswerSeen:
     only_if_written: bool = False
 
 
+def answered_or_withdrawn(interaction: str) -> tuple[AnswerSeen, AnswerSeen]:
+    """The CLI waits no longer: an answer that was written is the reason; where none was, it went on by itself."""
+    return AnswerSeen(interaction, "answered", only_if_written=True), AnswerSeen(interaction, "cancelled")
+
+
 @dataclass(frozen=True, slots=True)
 class BackgroundChanged:
     """How much background work is open now, and how many turns the CLI probably begins by itself because of some that

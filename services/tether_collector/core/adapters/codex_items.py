@@ -43,6 +43,7 @@ _INPUTS: Final[dict[str, tuple[str, ...]]] = {
     "imageGeneration": ("revisedPrompt",),
 }
 _FAILED: Final = ("failed", "declined")
+_ENDED_MAX: Final = 512  # tools that ended with their turn and whose own end is no news
 
 
 def segment_of(state: State, item: str) -> str:
@@ -58,6 +59,8 @@ def started(state: State, item: Item, identifier: str, parent: str | None) -> b.
         state["begun"][identifier] = state["begun"].get(identifier, 0) + 1
         return b.Reading(drafts)
     if isinstance(kind, str) and kind in _INPUTS:
+        if identifier in state["tools"]:
+            return _NOTHING  # told before
         return b.Reading((_tool_started(state, item, kind, identifier, parent),))
     return _NOTHING if isinstance(kind, str) and kind in IGNORED else "unknown item"
 
@@ -160,5 +163,5 @@ def end_tools(state: State, detail: str, which: Callable[[str | None], bool] = l
     for tool in tools:
         del state["tools"][tool]
         state["changes"].pop(tool, None)
-    state["ended"] += tools
+    state["ended"] = [*state["ended"], *tools][-_ENDED_MAX:]
     return [Draft(ev.TOOL_COMPLETED, {"tool": tool, "status": "interrupted", "detail": detail}) for tool in tools]

@@ -25,7 +25,7 @@ from tether_collector.core.adapters import codex_turns as turns
 from tether_collector.core.adapters import segments as seg
 from tether_collector.core.adapters.codex_turns import REFUSED
 from tether_collector.core.adapters.codex_wire import DENY, INITIALIZE, RPC, THREAD, TURN, State
-from tether_collector.core.adapters.jsonrpc import Failure, Notification, Response
+from tether_collector.core.adapters.jsonrpc import INTERNAL_ERROR, Failure, Notification, Response
 from tether_collector.core.inputs import Draft
 
 __all__ = ["REFUSED"]
@@ -202,19 +202,19 @@ def _refused(state: State, kind: str, identifier: str, error: Failure) -> b.Read
         case "thread" if _BUSY in error.message:
             return b.Reading((), (b.SessionFailed("busy", error.message),))
     state["opening"] = None
-    state["waiting"] = {}
+    state["waiting"].pop(state["prompt"], None)  # what was said after it may still get its turn
     later = [b.PromptRefused(control, detail) for control, _ in state["later"]]
     state["later"] = []
     return b.Reading((), (*later, b.TurnEnded("failed", turns.AGENT_ERROR, f"{kind}: {detail}")))
 
 
-def _thread(state: State, result: Params) -> b.Reading | str:
+def _thread(state: State, result: Params) -> b.Reading:
     """The thread is there: the first prompt's turn is asked for, and those of whoever came meanwhile."""
-    thread = result.get("thread")
-    session = lines.id_of(thread.get("id")) if isinstance(thread, Mapping) else None
+    told = result.get("thread")
+    thread: Params = told if isinstance(told, Mapping) else {}
+    session = lines.id_of(thread.get("id"))
     if session is None:
-        return "a thread without id"
-    assert isinstance(thread, Mapping)
+        return _refused(state, "thread", THREAD, Failure(INTERNAL_ERROR, "the CLI made a thread without an id"))
     state["thread"] = session
     state["resumable"] = "threadId" in state["start"]
     bound: dict[str, Any] = {"native_session": session}
@@ -381,12 +381,12 @@ def _output_delta(state: State, params: Params) -> b.Reading | str:
 
 
 def _resolved(state: State, params: Params) -> b.Reading | str:
-    """A request of the server's is answered, by us or by the turn's end; who answered what, the execution knows."""
+    """A request of the server's is settled: by our answer where one was written, else by the CLI itself."""
     request = params.get("requestId")
     settled = [key for key, ask in state["asks"].items() if ask["request"] == request]
     for key in settled:
         del state["asks"][key]
-    return b.Reading((), [b.AnswerSeen(key, "answered") for key in settled])
+    return b.Reading((), [seen for key in settled for seen in b.answered_or_withdrawn(key)])
 
 
 _HANDLERS: Final[dict[str, Callable[[State, Params], b.Reading | str]]] = {
