@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -24,6 +25,7 @@ from tether.processes import ProcessId, identify
 from tether.prompt import AgentSpec
 from tether_agent.providers import procfs
 from tether_agents.locate import FoundAgent, Problem, find_agent
+from tether_cli.set import ServiceSet, SetOptions
 from tether_cli.state import SetState
 
 KEY: Final = "sk-canary-4f1d0c77b1a24e0f9c55"
@@ -43,6 +45,26 @@ def found_cli(kind: str) -> FoundAgent:
     if isinstance(found, Problem):
         pytest.skip(str(found))
     return found
+
+
+@asynccontextmanager
+async def claude_set(claude: FoundAgent, root: Path) -> AsyncIterator[Rig]:
+    """A set with a key in a file, of a user who has no login of their own."""
+    key_file = root / "keys.env"
+    key_file.write_text(f"ANTHROPIC_API_KEY={KEY}\n")
+    key_file.chmod(0o600)
+    with pytest.MonkeyPatch.context() as patch, FakeModels(require_key=KEY, log_bodies=True) as models:
+        patch.setenv("HOME", str(root / "home"))
+        for name in ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN", "CLAUDE_CODE_OAUTH_TOKEN", "CLAUDE_CONFIG_DIR"):
+            patch.delenv(name, raising=False)
+        agents = root / "agents.toml"
+        agents.write_text(
+            f'[agents.claude]\ncommand = ["{claude.path}"]\nkey_file = "{key_file}"\n'
+            f'env = {{ ANTHROPIC_BASE_URL = "{models.base_url}", CLAUDE_CODE_MAX_RETRIES = "1" }}\n'
+        )
+        options = SetOptions(data=root / "data", log="quiet", agents_file=agents)
+        async with ServiceSet(options) as up, Client.http(up.state.http_url, up.state.token) as client:
+            yield Rig(up.state, client, models, root, key_file, claude.pinned_version)
 
 
 @dataclass(frozen=True, slots=True)

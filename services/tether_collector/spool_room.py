@@ -179,7 +179,7 @@ class SpoolRoom:
                     await self._writer.settled()
             if self._stale() or pipeline.after != last:
                 return
-            state = pipeline.save(last, untold=shed and not self._writer.idle)
+            state = pipeline.save(last, untold=shed and (self.owes or not self._writer.idle))
             if state is None:
                 _log.warning("state_too_large")
                 return

@@ -306,11 +306,9 @@ async def test_a_wrong_token_and_a_foreign_cursor_are_told_and_not_tried_again(
     await follow(page, tenant, transport, token="wrong")
     await wait_for(page, "sub.state === 'unauthorized'")
     assert (await got(page))["states"][-1] == ["unauthorized", "UNAUTHENTICATED"]
-    # Known once it cannot be decoded: the SSE answer says it, a WebSocket's handshake cannot.
-    if transport == "sse":
-        await follow(page, tenant, transport, cursor="abc")
-        await wait_for(page, "sub.state === 'refused'")
-        assert (await got(page))["states"][-1] == ["refused", "INVALID"]
+    await follow(page, tenant, transport, cursor="abc")
+    await wait_for(page, "sub.state === 'refused'")
+    assert (await got(page))["states"][-1] == ["refused", "INVALID"]
 
 
 @both

@@ -183,7 +183,7 @@ async def second_backend(up: Up, root: Path) -> AsyncIterator[str]:
             return ready.exists()
 
         await eventually(there, "the second backend")
-        yield json.loads(ready.read_bytes())["http_url"]
+        yield json.loads(ready.read_bytes())["url"]
     finally:
         process.terminate()
         process.wait(20)
@@ -323,8 +323,7 @@ async def test_c2_c3_denials_carry_their_words_approvals_their_changed_input_and
         texts = await http.texts("forms")
         assert 'Answers: {"q1":["Blue"],"q2":["S","L"]}' in texts, texts
         tools = [one["state"] for one in (await http.conversation("forms"))["items"] if one["kind"] == "tool"]
-        print(tools)
-        assert [tool["status"] for tool in tools] == ["error", "ok"]
+        assert [tool["state"] for tool in tools] == ["error", "ok"]
         assert tools[0]["output"] == "not in this house"
         lines = [str(record) for one in load_truth(up.truth).processes for record in one.stdin]
         assert any("elsewhere" in line for line in lines), "the agent was given the changed input"

@@ -10,15 +10,12 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from fake_models import FakeModels
-from support_claude import KEY, WORKSPACE, Rig, Talk, becomes, found_claude, processes_of
+from support_claude import WORKSPACE, Rig, Talk, becomes, claude_set, found_claude, processes_of
 from support_writers import Writers
-from tether import Client
 from tether import events as ev
 from tether.client import Submission
 from tether.prompt import AgentSpec
 from tether_agents.locate import FoundAgent
-from tether_cli.set import ServiceSet, SetOptions
 
 pytestmark = [pytest.mark.real_cli, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(120)]
 
@@ -33,22 +30,8 @@ def claude() -> FoundAgent:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def rig(claude: FoundAgent, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Rig]:
-    root = tmp_path_factory.mktemp("claude-takeover")
-    key_file = root / "keys.env"
-    key_file.write_text(f"ANTHROPIC_API_KEY={KEY}\n")
-    key_file.chmod(0o600)
-    with pytest.MonkeyPatch.context() as patch, FakeModels(require_key=KEY, log_bodies=True) as models:
-        patch.setenv("HOME", str(root / "home"))
-        for name in ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN", "CLAUDE_CODE_OAUTH_TOKEN", "CLAUDE_CONFIG_DIR"):
-            patch.delenv(name, raising=False)
-        agents = root / "agents.toml"
-        agents.write_text(
-            f'[agents.claude]\ncommand = ["{claude.path}"]\nkey_file = "{key_file}"\n'
-            f'env = {{ ANTHROPIC_BASE_URL = "{models.base_url}", CLAUDE_CODE_MAX_RETRIES = "1" }}\n'
-        )
-        options = SetOptions(data=root / "data", log="quiet", agents_file=agents)
-        async with ServiceSet(options) as up, Client.http(up.state.http_url, up.state.token) as client:
-            yield Rig(up.state, client, models, root, key_file, claude.pinned_version)
+    async with claude_set(claude, tmp_path_factory.mktemp("claude-takeover")) as made:
+        yield made
 
 
 async def take_over(rig: Rig, talk: Talk, text: str) -> Submission:

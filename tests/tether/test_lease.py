@@ -169,3 +169,17 @@ async def test_a_release_while_a_renewal_is_under_way_ends_both_and_stops_nothin
     await asyncio.wait_for(held.release(), 10)
     assert await asyncio.wait_for(keeping, 10) == "released"
     assert await Bucket(bus, subjects.LEASES).get(KEY) is None
+
+
+async def test_a_lease_is_acquired_above_a_token_that_is_known_and_its_renewals_carry_it_on(bus: MemoryBus) -> None:
+    first = lease(bus, "one")
+    natural = await first.acquire(above=0)
+    await first.release()
+    second = lease(bus, "two")
+    assert await second.acquire(above=natural + 100) == natural + 101 == second.token
+    entry = await Bucket(bus, subjects.LEASES).get(KEY)
+    assert entry is not None and token_of(entry) == natural + 101 > entry.revision
+    await second._renew(entry.revision, second.token)
+    assert second.held and second.token == natural + 101
+    await second.release()
+    assert await Bucket(bus, subjects.LEASES).get(KEY) is None

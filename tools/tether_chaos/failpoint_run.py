@@ -4,7 +4,8 @@
                     removes the file and dies ─▶ the next case, while this one recovers
     at the end      everything is over, and judged as in a round: nothing lost, doubled, run twice
 
-A failpoint that nobody passes in ATTEMPTS conversations, FIRE_S each, is a violation: it is in the code, and this run does not come by it.
+A failpoint that nobody passes in ATTEMPTS conversations, FIRE_S each, is a violation: it is in the code, and this run
+does not come by it.
 """
 
 from __future__ import annotations

@@ -5,22 +5,24 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+import time
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 import httpx2
 import structlog
 
-from tether.api import ExecutionView
+from tether.api import ControlAnswer, ExecutionView
 from tether.client import Client, NatsCredentials
 from tether.errors import BusError, Code, InvalidError, ProblemError
 from tether.ids import check_token
 from tether.settings import ConfigurationError
-from tether_cli.output import CliError, Exit, from_problem
+from tether_cli.output import CliError, Exit, Output, from_problem
 from tether_cli.state import SetState
 
 T = TypeVar("T")
 PATIENCE_S = 5.0  # the set is on this machine: what does not answer by then is not there
+ASK_AGAIN_S = 0.5  # for a receipt that is not known yet
 
 _REMEDIES = {
     Code.RUNTIME_UNAVAILABLE: "`tether doctor` says what is wrong",
@@ -29,10 +31,13 @@ _REMEDIES = {
     Code.STOP_UNCONFIRMED: "`tether ps` says what runs; `tether run --mode takeover` tries once more",
     Code.REQUEST_SUPERSEDED: "`tether attach CONVERSATION` follows what took its place",
     Code.SESSION_STREAM_NOT_ACTIVE: "`tether run --conversation ID` starts a response",
+    Code.LEASE_NOT_READY: "another process sends this conversation's controls; the same command, some seconds later",
+    Code.CAPABILITY_MISSING: "`tether stop` ends the execution, `tether run --mode takeover` goes on with a new prompt",
+    Code.TARGET_UNKNOWN: "`tether show CONVERSATION` tells what waits, `tether ps` what runs",
     Code.INTERACTION_SETTLED: "`tether show CONVERSATION` says what was answered",
     Code.TARGET_STALE: "`tether ps` lists what runs now",
     Code.NOT_FOUND: "`tether ps --all` lists what there is",
-    Code.REQUEST_CONFLICT: "use another request id",
+    Code.REQUEST_CONFLICT: "this id was used with other content: what it did stands; use another id for something new",
     Code.CURSOR_POSITION_CHANGED: "attach without --cursor",
 }
 
@@ -88,6 +93,28 @@ def run(call: Coroutine[Any, Any, T]) -> T:
             remedy="`tether doctor` says what is wrong",
             exit_code=Exit.UNREACHABLE,
         ) from None
+
+
+async def known(client: Client, receipt: ControlAnswer) -> ControlAnswer:
+    """The receipt; where nobody replied, asked for until it says more or patience is over. It stays the same control,
+    so nothing is done twice."""
+    deadline_s = time.monotonic() + PATIENCE_S
+    while receipt.status == "unknown" and time.monotonic() < deadline_s:
+        await asyncio.sleep(ASK_AGAIN_S)
+        try:
+            found = await client.receipt(receipt.control_id, execution=receipt.execution)
+        except ProblemError:
+            continue  # not known (yet): the first word stands
+        if found.problem is None:
+            receipt = found
+    return receipt
+
+
+def tell_unknown(output: Output, receipt: ControlAnswer, what: str) -> Exit:
+    """What to do next where nobody knows whether a control took effect."""
+    output.say(f"{receipt.execution}: no reply in time, so whether {what} is unknown; nothing was sent twice")
+    output.say(f"  `tether show {receipt.execution}` tells what it came to")
+    return Exit.LOST
 
 
 async def active_execution(client: Client, name: str) -> ExecutionView:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Final, Literal, Self
 
 import structlog
 from pydantic import ValidationError
@@ -39,6 +40,7 @@ from tether.errors import Code, InvalidError, ProblemError, problem
 from tether.events import InteractionRequested
 from tether.fold import ExecutionState
 from tether.ids import check_token, new_id
+from tether.limits import ADMISSION_WAIT_S, CONTROL_LEASE_TTL_S
 from tether.ports import Bus
 from tether.prompt import AgentSpec, Mode, TextContent, invalid
 from tether.snapshot import Snapshot
@@ -46,6 +48,7 @@ from tether.snapshot import Snapshot
 if TYPE_CHECKING:
     from tether.client.nats import NatsCredentials
 
+LEASE_PATIENCE_S: Final = CONTROL_LEASE_TTL_S + ADMISSION_WAIT_S  # a frozen holder's lease has expired by then
 _log = structlog.get_logger("tether.client")
 Content = str | Sequence[str | TextContent]
 
@@ -250,11 +253,14 @@ class Client:
         execution: str | None = None,
         control_id: str | None = None,
     ) -> ControlAnswer:
-        """Answer what waits for a human. Of two answers one wins; the other is told by INTERACTION_SETTLED."""
+        """Answer what waits for a human. Of two answers one wins; the other is told by INTERACTION_SETTLED. Without
+        `control_id` it is derived from the answer: the same answer again is the same control."""
         if control_id is not None:
             check_token(control_id, "control_id")
         check_token(conversation, "conversation")
-        return await self._transport.answer(conversation, interaction, answer, execution, control_id)
+        return await _with_lease(
+            lambda: self._transport.answer(conversation, interaction, answer, execution, control_id)
+        )
 
     async def interrupt(self, execution: str, *, control_id: str | None = None) -> ControlAnswer:
         """End the turn. `status` unknown: no reply in time; `receipt` tells later."""
@@ -266,7 +272,8 @@ class Client:
 
     async def _verb(self, execution: str, verb: Literal["interrupt", "stop"], control_id: str | None) -> ControlAnswer:
         control = check_token(control_id or new_id("ctl"), "control_id")
-        return await self._transport.control(check_token(execution, "execution"), verb, control)
+        check_token(execution, "execution")
+        return await _with_lease(lambda: self._transport.control(execution, verb, control))
 
     async def receipt(self, control_id: str, *, execution: str | None = None) -> ControlAnswer:
         """What became of a control. Over NATS the execution must be named."""
@@ -314,6 +321,22 @@ class Client:
 
     async def sandboxes(self) -> SandboxList:
         return await self._transport.sandboxes()
+
+
+async def _with_lease(ask: Callable[[], Awaitable[ControlAnswer]]) -> ControlAnswer:
+    """Asked again, as the same control, while another process holds the conversation's control lease: it lets go when
+    it is idle, and the lease of one that is frozen expires. Raises LEASE_NOT_READY after LEASE_PATIENCE_S."""
+    deadline_s = time.monotonic() + LEASE_PATIENCE_S
+    backoff = Backoff()
+    while True:
+        try:
+            return await ask()
+        except ProblemError as error:
+            wait_s = backoff.next_s()
+            if error.problem.code is not Code.LEASE_NOT_READY or time.monotonic() + wait_s > deadline_s:
+                raise
+            _log.info("control_lease_waited_for", detail=error.problem.detail)
+        await asyncio.sleep(wait_s)
 
 
 class _Waiting:

@@ -104,6 +104,21 @@ async def test_a_control_in_doubt_is_repeated_under_its_control_id() -> None:
     assert len(script.requests) == 2 and len(keys) == 1
 
 
+async def test_a_control_waits_for_its_lease_under_one_control_id_and_then_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    script = Script(failing(Code.LEASE_NOT_READY, retry_after_s=5.0), failing(Code.LEASE_NOT_READY), answering(RECEIPT))
+    async with client(script) as made:
+        assert (await made.stop("exe_1")).status == "settled"
+    assert len({request.headers["Idempotency-Key"] for request in script.requests}) == 1 and len(script.requests) == 3
+    monkeypatch.setattr("tether.client.client.LEASE_PATIENCE_S", 0.2)
+    never = Script(failing(Code.LEASE_NOT_READY))
+    async with client(never) as made:
+        with pytest.raises(ProblemError) as told:
+            await made.answer("c", "ask-1", Answer.allow())
+    assert told.value.problem.code is Code.LEASE_NOT_READY and len(never.requests) > 1
+
+
 async def test_the_id_of_an_interaction_is_one_segment_of_the_path_whatever_it_holds() -> None:
     script = Script(answering(RECEIPT))
     async with client(script) as made:

@@ -9,7 +9,7 @@ from typing import Any, Final
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support_execution import CLAIM, PROMPT_ID, TARGET, Rig, launch
+from support_execution import CLAIM, TARGET, Rig, launch
 from support_recordings import GOLDEN, read_recording
 from tether import events as ev
 from tether_collector.core import inputs as i
@@ -89,7 +89,7 @@ def lines(draw: st.DrawFn) -> list[bytes]:
 def test_no_line_breaks_the_adapter_and_a_cut_changes_nothing(data: st.DataObject) -> None:
     rig = Rig("codex")
     cut = Execution.start(launch(), adapter_for("codex"), TARGET, CLAIM)
-    inputs: list[i.Input] = []
+    inputs: list[i.Input | None] = []
     for number, line in enumerate(data.draw(lines())):
         inputs.append(i.OutputLine(rig.at, "stdout", line, len(line)))
         if data.draw(st.integers(0, 5)) == 0:
@@ -99,10 +99,10 @@ def test_no_line_breaks_the_adapter_and_a_cut_changes_nothing(data: st.DataObjec
                 payload = {"interaction": "i1_3", "decision": data.draw(st.sampled_from(["allow", "deny"]))}
             inputs.append(i.Note(rig.at, "control", {"control": f"c{number}", "verb": verb, "payload": payload}))
         if data.draw(st.booleans()):
-            inputs += [_Write()]
+            inputs.append(None)  # every wanted write is done
     inputs += [i.Exited(rig.at, 1), i.Proved(rig.at, "pid_namespace")]
     for input_ in inputs:
-        for each in _written(rig) if isinstance(input_, _Write) else [input_]:
+        for each in _written(rig) if input_ is None else [input_]:
             rig.give(each)  # checks each body against its type
             cut = Execution.load(cut.dump())
             cut.apply(each, rig.record)
@@ -112,13 +112,6 @@ def test_no_line_breaks_the_adapter_and_a_cut_changes_nothing(data: st.DataObjec
     assert rig.execution.pending() == []
     tools = Counter(body["tool"] for body in rig.bodies(ev.TOOL_STARTED))
     assert tools == Counter(body["tool"] for body in rig.bodies(ev.TOOL_COMPLETED))
-
-
-class _Write(i.StreamClosed):
-    """Here every wanted write is done."""
-
-    def __init__(self) -> None:
-        super().__init__(0, "stdin")
 
 
 def _written(rig: Rig) -> list[i.Input]:
@@ -181,7 +174,7 @@ def test_a_tool_that_is_told_twice_starts_once() -> None:
     assert len(rig.bodies(ev.TOOL_STARTED)) == 1
 
 
-def test_a_flood_of_requests_tools_and_turns_leaves_a_bounded_state() -> None:
+def test_a_flood_of_requests_and_tools_leaves_a_bounded_state() -> None:
     rig = running()
     for number in range(3000):
         item = {"type": "commandExecution", "id": f"c{number}", "command": "ls", "status": "inProgress"}
@@ -190,12 +183,7 @@ def test_a_flood_of_requests_tools_and_turns_leaves_a_bounded_state() -> None:
             {"method": "item/started", "params": {**OF, "item": item}},
         )
         if number % 10 == 9:
-            rig.control(f"ctl-{number}", "interject", request="r", content=[{"type": "text", "text": "more"}])
-            rig.say(
-                {"method": "turn/completed", "params": {"threadId": THREAD, "turn": {"id": TURN, "status": "failed"}}},
-                HANDSHAKE[3],
-            )
-    assert len(rig.wants(i.WriteStdin)) <= WAITING_MAX + 300
+            rig.say({"method": "turn/completed", "params": {"threadId": THREAD, "turn": {"id": TURN, "status": "failed"}}})
+    assert len(rig.wants(i.WriteStdin)) <= WAITING_MAX
     assert len(rig.execution._adapter_state["ended"]) <= 512
     assert len(rig.bodies(ev.RAW)) <= 64
-    assert rig.execution.launch.prompt_id == PROMPT_ID

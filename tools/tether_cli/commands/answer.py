@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -29,6 +31,9 @@ def answer(
         list[str] | None,
         typer.Option(metavar="[QUESTION=]LABEL", help="Answer a question; again for several labels or questions."),
     ] = None,
+    changed: Annotated[
+        str | None, typer.Option("--input", metavar="JSON", help="With allow: the tool's input as it is to be.")
+    ] = None,
     data: DataOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -41,38 +46,57 @@ def answer(
         raise CliError("nothing to answer: give allow, deny or --choose", exit_code=Exit.USAGE)
     if decision == "deny" and choose:
         raise CliError("--choose answers a question; deny refuses it", exit_code=Exit.USAGE)
+    if changed is not None and decision != "allow":
+        raise CliError("--input changes what is allowed: give allow with it", exit_code=Exit.USAGE)
     name = talk.token(conversation, "CONVERSATION")
-    talk.run(_answer(name, interaction, decision, text, choose or [], data, Output(as_json)))
+    given = _Given(decision, text, choose or [], _object(changed))
+    code = talk.run(_answer(name, interaction, given, data, Output(as_json)))
+    raise typer.Exit(int(code))
 
 
-async def _answer(
-    conversation: str,
-    interaction: str,
-    decision: str | None,
-    text: str | None,
-    choose: list[str],
-    data: Path | None,
-    output: Output,
-) -> None:
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """As it was typed."""
+
+    decision: str | None
+    text: str | None
+    choose: list[str]
+    input: dict[str, Any] | None
+
+
+def _object(text: str | None) -> dict[str, Any] | None:
+    if text is None:
+        return None
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise CliError(f"--input must be JSON: {error}", exit_code=Exit.USAGE) from None
+    if not isinstance(value, dict):
+        raise CliError("--input must be a JSON object, as the tool's input is", exit_code=Exit.USAGE)
+    return value
+
+
+async def _answer(conversation: str, interaction: str, typed: _Given, data: Path | None, output: Output) -> Exit:
     from tether.client import Answer
     from tether_cli import state, talk
 
     async with talk.http_client(state.require(data)) as client:
         found: Interaction | None = None
-        if interaction == "-" or choose:
+        if interaction == "-" or typed.choose:
             found = await _find(client, conversation, interaction)
             interaction = found.id
-        if choose and found is not None:
-            given = Answer("allow", text=text, answers=_answers(found, choose))
+        if typed.choose and found is not None:
+            given = Answer("allow", text=typed.text, answers=_answers(found, typed.choose))
         else:
-            given = Answer("deny" if decision == "deny" else "allow", text=text)
+            given = Answer("deny" if typed.decision == "deny" else "allow", text=typed.text, input=typed.input)
         execution = None if found is None else found.execution
         receipt = await client.answer(conversation, interaction, given, execution=execution)
+        receipt = await talk.known(client, receipt)
     output.value(receipt.model_dump(mode="json", exclude_none=True))
     if receipt.status == "unknown":
-        output.say("no reply yet: whether it was taken is unknown; `tether show` tells")
-    else:
-        output.say(f"{given.decision}: {receipt.status}")
+        return talk.tell_unknown(output, receipt, "the answer was taken")
+    output.say(f"{given.decision}: {receipt.status}")
+    return Exit.OK
 
 
 async def _find(client: Client, conversation: str, interaction: str) -> Interaction:

@@ -41,11 +41,10 @@ async def _control(name: str, verb: Literal["stop", "interrupt"], data: Path | N
     async with talk.http_client(state.require(data)) as client:
         view = await talk.active_execution(client, name)
         receipt = await (client.stop(view.execution) if verb == "stop" else client.interrupt(view.execution))
+        receipt = await talk.known(client, receipt)
     output.value(receipt.model_dump(mode="json", exclude_none=True))
     if receipt.status == "unknown":
-        output.say(f"{view.execution}: no reply in time, so whether it took effect is unknown")
-        output.say(f"  `tether show {view.execution}` tells what it came to")
-        return Exit.LOST
+        return talk.tell_unknown(output, receipt, f"the {verb} took effect")
     if receipt.status == "delivered" and verb == "interrupt":
         output.say(f"{view.execution}: delivered; the agent has not answered yet (`tether stop` ends its process)")
         return Exit.OK
