@@ -24,7 +24,7 @@ SEGMENT_BYTES = 1 << 20
 QUOTA_BYTES = 64 << 20
 
 
-class Broken(AssertionError):
+class BrokenError(AssertionError):
     """The model met what must never be."""
 
 
@@ -347,9 +347,9 @@ class Machine:
     def spawn(self, folder: Path, spec: LaunchSpec) -> ModelKeeper:
         conversation = self._conversation_of(spec.execution)
         if others := self.living().get(conversation):
-            raise Broken(f"{spec.execution} is spawned while {others} of {conversation} live: two writers")
+            raise BrokenError(f"{spec.execution} is spawned while {others} of {conversation} live: two writers")
         if self.of_execution(spec.execution):
-            raise Broken(f"{spec.execution} is spawned again")
+            raise BrokenError(f"{spec.execution} is spawned again")
         keeper = self.keepers[folder] = ModelKeeper(self, folder, spec)
         return keeper
 

@@ -1,5 +1,5 @@
-"""The whole execution plane over the in-memory bus, in virtual time: real routers, the real driver of the agent service,
-the real collector with its journal and spool, real control leases; only processes are models (`support_model_cli`).
+"""The whole execution plane over the in-memory bus, in virtual time: real routers, the agent service's real driver, the
+real collector with its journal and spool, real control leases; only processes are models (`support_model_cli`).
 
 Every service may die, at a step of its own or at any moment, may be frozen, and has a bus that goes wrong by chance.
 """
@@ -11,6 +11,7 @@ import contextlib
 import json
 import random
 import shutil
+import sqlite3
 import tempfile
 import traceback
 import types
@@ -340,7 +341,6 @@ class Plane:
 
     def journaled(self) -> dict[str, dict[str, Any]]:
         """Control id → what the collector's journal says, read beside it."""
-        import sqlite3
 
         with contextlib.closing(sqlite3.connect(self.settings.state_dir / "journal.sqlite3")) as database:
             rows = database.execute(

@@ -7,7 +7,7 @@ CLIs are models, which write down what reached them. At the end of each run ever
     at most one CLI of a conversation ever lived at a time        (the model refuses the spawn; see `Machine.spawn`)
     no prompt is lost                                              each has one outcome, and ran as that says
     every accepted control ends once: settled, rejected or unknown in journal and log alike, and only forwards
-    no effect happens twice                                        by what reached the CLI's stdin, by id and by question
+    no effect happens twice                                        by what reached the CLI's stdin, by id, by question
 
 `TETHER_PROPERTY_EXAMPLES` and `TETHER_PROPERTY_STEPS` make it larger; `TETHER_PROPERTY_SHRINK=1` shortens a failure.
 """
@@ -35,7 +35,7 @@ from tether.prompt import Mode, Prompt
 from tether.testing import VirtualTimeLoop
 from tether_collector.launching import derived_uuid
 
-EXAMPLES = int(os.environ.get("TETHER_PROPERTY_EXAMPLES", "12"))
+EXAMPLES = int(os.environ.get("TETHER_PROPERTY_EXAMPLES", "30"))
 STEPS = int(os.environ.get("TETHER_PROPERTY_STEPS", "30"))
 SHRINK = os.environ.get("TETHER_PROPERTY_SHRINK", "") == "1"  # takes minutes; the steps of a failure are printed anyway
 QUIET_S = 400.0  # beyond every retry, lease, proof and sweep

@@ -54,7 +54,8 @@ async def runs(talk: Talk) -> str:
     await talk.prompt(f"[[bash:{SURVIVOR}]]")
     await talk.allowed()
     execution = talk.execution()
-    await becomes(lambda: any("time.sleep(300)" in " ".join(one) for one in processes_of(execution).values()), "the tool")
+    tools = processes_of
+    await becomes(lambda: any("time.sleep(300)" in " ".join(one) for one in tools(execution).values()), "the tool")
     return execution
 
 

@@ -177,4 +177,4 @@ def test_codex_gets_its_variables_from_the_shell_and_only_keys_are_named_as_such
     config.write_text(f'[agents.codex]\ncommand = ["{sys.executable}"]\n')
     told = home.tether("doctor", OPENAI_API_KEY="sk-shell").stdout
     assert f"{sys.executable} (agents file); key from $OPENAI_API_KEY" in told
-    assert "/opt/codex (agents file); no key" in home.tether("doctor").stdout
+    assert f"{sys.executable} (agents file); no key" in home.tether("doctor").stdout

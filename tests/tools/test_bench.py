@@ -97,6 +97,7 @@ def test_the_report_has_every_figure_by_the_name_under_which_it_is_asked_for() -
         "added_latency_ms_p99_x20",
         "first_event_ms_p50",
         "answer_ms_p50",
+        "takeover_ms_p50",
         "collector_lines_per_s",
         "collectors_4_lines_per_s",
         "projection_events_per_s",

@@ -39,6 +39,11 @@ answer_ms_p50
     into a bare agent's stdin; `http`, a question of the API that touches no bus. `answer_receipt_ms_p50`: until the
     answer's receipt is there.
 
+takeover_ms_p50
+    From before the POST of a prompt with `mode: takeover` to the claim of its execution on an open SSE connection, in a
+    conversation whose CLI obeys an interrupt at once: the decision, one stop, the old process's end with its proof, the
+    admission, the command, the claim. Baseline `idle`: the same prompt where nothing runs.
+
 collectors_4_lines_per_s
     As `collector_lines_per_s`, with four workspaces, so four collectors, each with an execution that prints a quarter
     of the lines at the same time: all lines over the time from the first of any until the projection has acked the last

@@ -26,6 +26,7 @@ from tether_bench import (
     report,
     session,
     soak,
+    takeover,
     throughput,
 )
 from tether_bench.rig import Rig
@@ -48,6 +49,7 @@ GROUPS: Final[tuple[tuple[tuple[str, ...], Measure], ...]] = (
     (("added_latency_ms_p50_x100",), lambda rig, names: latency.added_latency(rig, 100, names)),
     (("first_event_ms_p50", "first_output_ms_p50"), lambda rig, _: first_event.first_event(rig)),
     ((answering.NAME, answering.RECEIPT), lambda rig, _: answering.answers(rig)),
+    ((takeover.NAME,), lambda rig, _: takeover.takeovers(rig)),
     (
         ("collector_lines_per_s", "collector_stored_lines_per_s"),
         lambda rig, _: throughput.collector_lines(rig),

@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 from tether import Client
 from tether import events as ev
 from tether.client import Answer, Submission
-from tether.client.items import CaughtUp, ExecutionItem
+from tether.client.items import CaughtUp, ExecutionItem, Item
 from tether.errors import BusError, Code, ProblemError
 from tether_chaos.plan import ConversationPlan, Over, PromptPlan
 
@@ -168,28 +168,37 @@ class Talk:
     # --- answers ---
 
     async def _answer(self) -> None:
-        """Follows over NATS; answers every interaction, each by a task of its own that repeats one control id."""
+        """Follows over NATS; answers every interaction, each by a task of its own that repeats one control id. Where
+        nobody answers for long (nats-server is frozen) it follows again from its cursor."""
         pending: dict[str, str] = {}
         asked: set[str] = set()
+        cursor: str | None = None
         caught_up = False
-        following = self._clients.nats.follow(self.plan.name)
-        async with asyncio.TaskGroup() as group, contextlib.aclosing(following) as items:
-            async for item in items:
-                match item:
-                    case ExecutionItem(type=ev.INTERACTION_REQUESTED):
-                        pending[str(item.event.body["interaction"])] = item.execution
-                    case ExecutionItem(type=ev.INTERACTION_RESOLVED):
-                        pending.pop(str(item.event.body["interaction"]), None)
-                    case ExecutionItem():
-                        await self._note(item.execution, over=item.type == ev.EXECUTION_ENDED)
-                    case CaughtUp():
-                        caught_up = True
-                    case _:
-                        pass
-                for interaction, execution in pending.items() if caught_up else ():
-                    if interaction not in asked:
-                        asked.add(interaction)
-                        group.create_task(self._answer_one(interaction, execution), name=f"answer-{interaction}")
+        async with asyncio.TaskGroup() as group:
+            while True:
+                try:
+                    async with contextlib.aclosing(self._clients.nats.follow(self.plan.name, cursor)) as items:
+                        async for item in items:
+                            cursor = item.cursor
+                            caught_up = caught_up or isinstance(item, CaughtUp)
+                            await self._notice(item, pending)
+                            for interaction in [one for one in pending if caught_up and one not in asked]:
+                                asked.add(interaction)
+                                work = self._answer_one(interaction, pending[interaction])
+                                group.create_task(work, name=f"answer-{interaction}")
+                except (ProblemError, BusError):
+                    await asyncio.sleep(_PAUSE_S)
+
+    async def _notice(self, item: Item, pending: dict[str, str]) -> None:
+        match item:
+            case ExecutionItem(type=ev.INTERACTION_REQUESTED):
+                pending[str(item.event.body["interaction"])] = item.execution
+            case ExecutionItem(type=ev.INTERACTION_RESOLVED):
+                pending.pop(str(item.event.body["interaction"]), None)
+            case ExecutionItem():
+                await self._note(item.execution, over=item.type == ev.EXECUTION_ENDED)
+            case _:
+                pass
 
     async def _note(self, execution: str, *, over: bool) -> None:
         if over or execution not in self._ended:

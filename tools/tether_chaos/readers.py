@@ -30,7 +30,9 @@ from tether_chaos.outages import Receipt
 from tether_chaos.plan import ReaderKind
 from tether_cli.state import SetState
 
-_PAUSE_S: Final = 0.2  # before a bare reader connects again, as a browser pauses
+# Before a bare reader connects again: longer while nobody answers.
+_PAUSE_MIN_S: Final = 0.1
+_PAUSE_MAX_S: Final = 1.0
 _SILENT_S: Final = 25.0
 _AGAIN: Final = frozenset({502, 503, 504})
 
@@ -118,23 +120,32 @@ async def read_on(got: Got, client: Client, conversation: str, rng: random.Rando
 
 async def read_bare(got: Got, up: SetState, conversation: str, rng: random.Random) -> None:
     """By SSE or WebSocket without the SDK, until cancelled."""
-    open_ = _event_stream if got.kind == "sse" else _web_socket
-    while True:
-        most, count = _most(rng), 0
-        try:
-            async with contextlib.aclosing(open_(up, conversation, got.cursor)) as frames:
-                async for name, data, cursor in frames:
-                    got.take_frame(name, data, cursor)
-                    count += 1
-                    if count >= most:
-                        break
-        except _ServerError as error:
-            if error.status not in _AGAIN:
-                got.trouble.append(str(error))
-        except (httpx2.TransportError, StreamDamagedError, WebSocketException, OSError, TimeoutError):
-            pass  # the service was killed: again, from the cursor
-        got.breaks += 1
-        await asyncio.sleep(_PAUSE_S)
+    pause_s = _PAUSE_MIN_S
+    # One client for all connections of this reader: making one loads certificates, which takes longer than a stream.
+    async with httpx2.AsyncClient(base_url=up.http_url, trust_env=False) as client:
+        while True:
+            most, count = _most(rng), 0
+            frames = (
+                _event_stream(client, up.token, conversation, got.cursor)
+                if got.kind == "sse"
+                else _web_socket(up, conversation, got.cursor)
+            )
+            try:
+                async with contextlib.aclosing(frames) as coming:
+                    async for name, data, cursor in coming:
+                        pause_s = _PAUSE_MIN_S
+                        got.take_frame(name, data, cursor)
+                        count += 1
+                        if count >= most:
+                            break
+            except _ServerError as error:
+                if error.status not in _AGAIN:
+                    got.trouble.append(str(error))
+            except (httpx2.TransportError, StreamDamagedError, WebSocketException, OSError, TimeoutError):
+                pass  # the service was killed: again, from the cursor
+            got.breaks += 1
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _PAUSE_MAX_S)
 
 
 def _most(rng: random.Random) -> int:
@@ -147,16 +158,13 @@ class _ServerError(Exception):
         self.status = status
 
 
-async def _event_stream(up: SetState, conversation: str, cursor: str | None) -> Frames:
-    headers = {"authorization": f"Bearer {up.token}", "accept": "text/event-stream"}
+async def _event_stream(client: httpx2.AsyncClient, token: str, conversation: str, cursor: str | None) -> Frames:
+    headers = {"authorization": f"Bearer {token}", "accept": "text/event-stream"}
     if cursor is not None:
         headers["last-event-id"] = cursor
     timeout = httpx2.Timeout(_SILENT_S, connect=2.0)
     path = f"/v1/conversations/{conversation}/events"
-    async with (
-        httpx2.AsyncClient(base_url=up.http_url, headers=headers, timeout=timeout, trust_env=False) as client,
-        client.stream("GET", path) as answer,
-    ):
+    async with client.stream("GET", path, headers=headers, timeout=timeout) as answer:
         if answer.status_code != 200:
             raise _ServerError(answer.status_code, (await answer.aread()).decode("utf-8", "replace"))
         parser = SseParser()

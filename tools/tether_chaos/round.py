@@ -305,7 +305,9 @@ class Round:
         if not await until(projected, CATCH_UP_S):
             self.result.violations.append(f"{talk.plan.name}: the projection does not have every execution's end")
             return
-        items = {execution: await _items(up, execution) for execution in log.executions}
+        headers = {"authorization": f"Bearer {up.token}"}
+        async with httpx2.AsyncClient(base_url=up.http_url, headers=headers, timeout=30.0, trust_env=False) as raw:
+            items = {execution: await _items(raw, execution) for execution in log.executions}
         usage = [one.model_dump() for one in (await clients.http.conversation(talk.plan.name, limit=200)).usage]
         truth = load_truth(self.truth)
         processes = judge.processes_of(truth, log)
@@ -348,17 +350,15 @@ async def _closing(clients: Clients) -> AsyncGenerator[None, None]:
         await clients.nats.close()
 
 
-async def _items(up: SetState, execution: str) -> list[dict[str, Any]]:
+async def _items(raw: httpx2.AsyncClient, execution: str) -> list[dict[str, Any]]:
     """Every item of the projection, page by page over plain HTTP."""
     events: list[dict[str, Any]] = []
     after: int | None = None
-    headers = {"authorization": f"Bearer {up.token}"}
-    async with httpx2.AsyncClient(base_url=up.http_url, headers=headers, timeout=30.0) as raw:
-        while True:
-            params = {"limit": 500} | ({} if after is None else {"after": after})
-            reply = await raw.get(f"/v1/executions/{execution}/items", params=params)
-            page = ItemList.model_validate_json(reply.raise_for_status().content)
-            events += [event for view in page.items for event in judge.settled_of_item(view.state)]
-            after = page.after
-            if after is None:
-                return events
+    while True:
+        params = {"limit": 500} | ({} if after is None else {"after": after})
+        reply = await raw.get(f"/v1/executions/{execution}/items", params=params)
+        page = ItemList.model_validate_json(reply.raise_for_status().content)
+        events += [event for view in page.items for event in judge.settled_of_item(view.state)]
+        after = page.after
+        if after is None:
+            return events

@@ -1,7 +1,7 @@
 """What the adapter itself has to write: replies to the CLI's lines that belong to no control.
 
-Bounded; kept until the keeper recorded the write: a collector that was restarted in between asks again under the same id, and
-the keeper, which knows the id, writes nothing twice. Bytes are kept as text, so that a dump is JSON.
+Bounded; kept until the keeper recorded the write: a collector that was restarted in between asks again under the same
+id, and the keeper, which knows the id, writes nothing twice. Bytes are kept as text, so that a dump is JSON.
 """
 
 from __future__ import annotations

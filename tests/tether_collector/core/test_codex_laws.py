@@ -183,7 +183,9 @@ def test_a_flood_of_requests_and_tools_leaves_a_bounded_state() -> None:
             {"method": "item/started", "params": {**OF, "item": item}},
         )
         if number % 10 == 9:
-            rig.say({"method": "turn/completed", "params": {"threadId": THREAD, "turn": {"id": TURN, "status": "failed"}}})
+            rig.say(
+                {"method": "turn/completed", "params": {"threadId": THREAD, "turn": {"id": TURN, "status": "failed"}}}
+            )
     assert len(rig.wants(i.WriteStdin)) <= WAITING_MAX
     assert len(rig.execution._adapter_state["ended"]) <= 512
     assert len(rig.bodies(ev.RAW)) <= 64
