@@ -290,14 +290,16 @@ class ModelLink:
         return bool(await self._answered((await self._asked()).close_stdin()))
 
     async def signal(self, name: str) -> None:
-        await self._answered((await self._asked()).signal(name))
+        (await self._asked()).signal(name)
+        await self._answered(None)
 
     async def append(self, kind: str, meta: Mapping[str, object] | None = None, data: bytes = b"") -> int:
         kinds = {"timer": records.TIMER, "adapter": records.ADAPTER, "note": records.NOTE}
         return int(await self._answered((await self._asked()).record(kinds[kind], data, meta)))
 
     async def kill(self) -> None:
-        await self._answered((await self._asked()).kill())
+        (await self._asked()).kill()
+        await self._answered(None)
 
     async def status(self) -> Any:
         return await self._answered(SimpleNamespace(proof=True if (await self._asked()).proven else None))

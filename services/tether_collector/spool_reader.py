@@ -198,7 +198,7 @@ class SpoolReader:
         """Another file has this one's name: after the keeper's death a segment that held no whole record is written
         anew, with what had to be recorded in its place (`spool_inputs.append_to_dead`)."""
         try:
-            there = os.stat(self._folder / records.segment_name(segment.first))
+            there = (self._folder / records.segment_name(segment.first)).stat()
         except FileNotFoundError:
             return False
         return there.st_ino != os.fstat(segment.fd).st_ino

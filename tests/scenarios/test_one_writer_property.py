@@ -339,7 +339,7 @@ class OneWriter(RuleBasedStateMachine):
 
 @pytest.mark.timeout(600)
 def test_whatever_interleaves_there_is_one_writer_and_every_control_ends_once(quiet_logs: None) -> None:
-    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+    run_state_machine_as_test(
         OneWriter,
         settings=settings(
             max_examples=EXAMPLES,

@@ -53,7 +53,6 @@ _TELEMETRY: Final = (
 )
 _COLLECTOR_TELEMETRY: Final = ("TETHER_AGENT_COLLECTOR_METRICS_LISTEN",)
 # What else that shell decides; everything that is not named here the set decides itself.
-_RETENTION: Final = ("TETHER_EVENTS_MAX_BYTES", "TETHER_EVENTS_MAX_AGE_S")
 _FRONT: Final = ("TETHER_HTTP_HOSTS", "TETHER_HTTP_ORIGINS", "TETHER_WEBHOOKS_FILE")
 # Not for the services: the command's own, the SDK's, the test agent's, and what tests arm.
 _NOT_OF_SERVICES: Final = ("TETHER_CLI_", "TETHER_CLIENT_", "TETHER_SCRIPTED_", "TETHER_TEST_")
@@ -80,7 +79,7 @@ class SetOptions:
 
 def unused_settings(environ: Mapping[str, str]) -> list[str]:
     """Variables `TETHER_…` of a shell that a set started from it does not take over."""
-    taken = {*_TELEMETRY, *_COLLECTOR_TELEMETRY, *_RETENTION, *_FRONT}
+    taken = {*_TELEMETRY, *_COLLECTOR_TELEMETRY, *_FRONT}
     return sorted(
         name
         for name in environ
@@ -243,9 +242,7 @@ class ServiceSet:
     def _own_settings(self, name: str, passwords: dict[str, Path]) -> dict[str, str]:
         match name:
             case "router":
-                if self.options.ephemeral:
-                    return {"TETHER_EVENTS_MAX_BYTES": str(EPHEMERAL_LOG_BYTES)}
-                return {key: os.environ[key] for key in _RETENTION if key in os.environ}
+                return {"TETHER_EVENTS_MAX_BYTES": str(EPHEMERAL_LOG_BYTES)} if self.options.ephemeral else {}
             case "agent":
                 return {
                     "TETHER_AGENT_STATE_DIR": str(self.paths.agent),
