@@ -23,8 +23,11 @@ $(STAMP): pyproject.toml uv.lock requirements.lock tools/dev/bootstrap.sh
 demo: $(STAMP) ## starts everything, sends prompts, breaks a reader off, prints what the oracle found
 	@$(BIN)/python -m tether_demo
 
-test: $(STAMP) ## the tests
-	@$(BIN)/python -m pytest -q
+# Most tests wait for processes: more of them at once than there are cores.
+TEST_WORKERS ?= 3
+
+test: $(STAMP) ## the tests; TEST_WORKERS=0 runs one after the other
+	@$(BIN)/python -m pytest -q -n $(TEST_WORKERS) --dist loadfile
 
 check: lint types layers schemas requirements test ## what CI runs
 

@@ -6,6 +6,7 @@ from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from tether.events import GapReason
 from tether.ids import ExecutionTarget, Token
 
 CAN_SNAPSHOT: Final = "executionSnapshotAttach"
@@ -41,7 +42,10 @@ class SandboxRecord(BaseModel):
 
 
 class ExecutionSummary(BaseModel):
-    """One execution in a registration: its identity, where it stands, and what waits for a human."""
+    """One execution in a registration: its identity, where it stands, and what waits for a human.
+
+    `gap`: it has ended and its final snapshot is not to be had: `retention_gap` (deleted before its time, for a quota),
+    `durability_gap` (it could not be written)."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -50,6 +54,7 @@ class ExecutionSummary(BaseModel):
     last_ordinal: int = 0
     pending_interactions: int = 0
     started_at: int = 0
+    gap: GapReason | None = None
 
 
 class Registration(BaseModel):

@@ -29,10 +29,10 @@ from tether.ports import Bus, Message
 from tether.snapshot import Snapshot
 from tether_collector import metrics
 from tether_collector.blobs import blob_of_text
+from tether_collector.core.discovery import page
 from tether_collector.execution_shell import ExecutionShell, now_ms
 from tether_collector.executions import Executions
 from tether_collector.journal import Control
-from tether_collector.registration import bounded
 from tether_collector.starting import Starter
 from tether_collector.stop_authority import check_takeover
 
@@ -119,18 +119,25 @@ class ControlServer:
         return entry.reply()
 
     def _discover(self, request: ControlRequest) -> ControlReply:
-        """`payload.conversation` limits it to one conversation."""
-        summaries = self._executions.summaries()
-        conversation = request.payload.get("conversation")
-        if conversation is not None:
+        """`payload.conversation` limits it to one conversation, `native_session` to that session; `after` (the `next`
+        of the page before) continues."""
+        payload = request.payload
+        found = self._executions.summaries()
+        if (conversation := payload.get("conversation")) is not None:
             check_token(conversation, "payload.conversation")
-            summaries = [entry for entry in summaries if entry.target.conversation == conversation]
-        kept, omitted = bounded(summaries)
+            found = [entry for entry in found if entry.target.conversation == conversation]
+        if (session := payload.get("native_session")) is not None:
+            if not isinstance(session, str) or not session:
+                raise InvalidError("payload.native_session", "must be a native session's id")
+            found = [entry for entry in found if entry.target.native_session == session]
+        shown = page(found, payload.get("after"))
         result = {
             "boot": self._around.settings.boot,
-            "executions": [entry.model_dump(mode="json", exclude_none=True) for entry in kept],
-            "omitted": omitted,
+            "executions": [entry.model_dump(mode="json", exclude_none=True) for entry in shown.entries],
+            "omitted": shown.omitted,
         }
+        if shown.next is not None:
+            result["next"] = shown.next
         return ControlReply(control=request.control, verb="discover", status="settled", result=result)
 
     async def _snapshot(self, request: ControlRequest) -> ControlReply:

@@ -5,6 +5,7 @@
     controls     one row per control that was accepted: its payload's digest, and the receipt as it stands
     tokens       the highest authority token seen per conversation and kind; lower ones are refused
     ends         where in the log each end was stored, as long as it is looked after (see `review.py`)
+    gaps         ended executions whose final snapshot is not to be had, and why; outlives the execution's row
 
 Every write is one transaction with `synchronous=FULL`: it is on the medium when the call returns (some 0.5 ms; it is
 made on the loop's thread on purpose, so that nothing can come between a decision and its record). Ended rows are
@@ -23,7 +24,7 @@ from typing import Any, Final, Literal, cast
 
 from tether.control import ControlReply, ControlRequest, StartCommand
 from tether.errors import Problem
-from tether.events import ReceiptStatus
+from tether.events import GapReason, ReceiptStatus
 from tether.ids import ExecutionTarget
 from tether.sandbox import ExecutionSummary
 from tether_collector.core.review import End
@@ -49,6 +50,9 @@ CREATE TABLE IF NOT EXISTS tokens (
 ) STRICT;
 CREATE TABLE IF NOT EXISTS ends (
     execution TEXT PRIMARY KEY, ordinal INTEGER NOT NULL, sequence INTEGER NOT NULL, at INTEGER NOT NULL
+) STRICT;
+CREATE TABLE IF NOT EXISTS gaps (
+    execution TEXT PRIMARY KEY, reason TEXT NOT NULL, summary TEXT NOT NULL, ended_at INTEGER NOT NULL
 ) STRICT;
 """
 
@@ -211,6 +215,35 @@ class Journal:
         """Nothing looks after this end any more: it was deleted from the log on purpose."""
         with self._transaction() as db:
             db.execute("DELETE FROM ends WHERE execution=?", (execution,))
+
+    # --- gaps ---
+
+    def add_gap(self, summary: ExecutionSummary, reason: GapReason, ended_at: int) -> None:
+        """The final snapshot of this execution is not to be had. `ended_at` (unix ms) is the end's own time."""
+        with self._transaction() as db:
+            data = summary.model_copy(update={"gap": reason}).model_dump_json()
+            db.execute(
+                "INSERT OR REPLACE INTO gaps VALUES (?,?,?,?)", (summary.target.execution, reason, data, ended_at)
+            )
+
+    def drop_gap(self, execution: str) -> None:
+        """It is to be had after all."""
+        with self._transaction() as db:
+            db.execute("DELETE FROM gaps WHERE execution=?", (execution,))
+
+    def gaps(self) -> list[tuple[ExecutionSummary, int]]:
+        """With the time of each end, the latest first."""
+        rows = self._db.execute("SELECT summary, ended_at FROM gaps ORDER BY ended_at DESC, execution").fetchall()
+        return [(ExecutionSummary.model_validate_json(row[0]), int(row[1])) for row in rows]
+
+    def trim_gaps(self, ended_before: int, keep: int) -> int:
+        """Forget those of ends before this time (unix ms), and all but the `keep` latest; how many went."""
+        with self._transaction() as db:
+            return db.execute(
+                "DELETE FROM gaps WHERE ended_at<? OR execution NOT IN "
+                "(SELECT execution FROM gaps ORDER BY ended_at DESC, execution LIMIT ?)",
+                (ended_before, keep),
+            ).rowcount
 
     # --- controls ---
 

@@ -1,8 +1,7 @@
 """The collector's registration: who it is, what it can, which executions it has. A key with a TTL, renewed in time.
 
 Written every 10 s and soon after every change; a key that is gone means that nobody was there to renew it, never that
-an execution has ended. The list is bounded in entries and bytes: what waits for a human first, then what runs, then
-what has ended, the latest first; how many were left out is said.
+an execution has ended. The list is bounded in entries and bytes (`core.discovery`); how many were left out is said.
 """
 
 from __future__ import annotations
@@ -19,36 +18,17 @@ from tether import __version__
 from tether import metrics as process_metrics
 from tether.errors import BusError, UnreadableRecordError
 from tether.kv import Bucket, Conflict
-from tether.limits import (
-    DISCOVERY_BYTES_MAX,
-    DISCOVERY_ENTRIES_MAX,
-    DISCOVERY_RESERVED_BYTES,
-    REGISTRATION_RENEW_S,
-    REGISTRATION_TTL_S,
-)
+from tether.limits import REGISTRATION_RENEW_S, REGISTRATION_TTL_S
 from tether.ports import Bus
 from tether.sandbox import CAN_SNAPSHOT, CAN_STOP_TARGET, ExecutionSummary, Registration
 from tether.subjects import SANDBOXES, registration_key
 from tether_collector import metrics
 from tether_collector.config import CollectorSettings
+from tether_collector.core.discovery import bounded
 
 DEBOUNCE_S: Final = 0.2
 RETRY_S: Final = 1.0
 CAPABILITIES: Final = (CAN_SNAPSHOT, CAN_STOP_TARGET)
-_RANK: Final = {"waiting": 0, "running": 1, "starting": 2, "exiting": 3, "ended": 4}
-
-
-def bounded(summaries: Sequence[ExecutionSummary]) -> tuple[tuple[ExecutionSummary, ...], int]:
-    """Those that fit, in the order of their importance, and how many do not."""
-    ordered = sorted(summaries, key=lambda entry: (_RANK[entry.state], -entry.started_at))
-    room = DISCOVERY_BYTES_MAX - DISCOVERY_RESERVED_BYTES
-    kept: list[ExecutionSummary] = []
-    for entry in ordered[:DISCOVERY_ENTRIES_MAX]:
-        room -= len(entry.model_dump_json(exclude_none=True)) + 1
-        if room < 0:
-            break
-        kept.append(entry)
-    return tuple(kept), len(ordered) - len(kept)
 
 
 class Registrar:

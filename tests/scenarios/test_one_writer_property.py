@@ -24,7 +24,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from support_plane import WORKSPACE, Plane, Service
+from support_plane import WORKSPACE, Asked, Plane, Service
 from support_router import TENANT, a_prompt
 from tether import events as ev
 from tether import ids
@@ -57,7 +57,10 @@ STEPS_OF_COLLECTOR = (
 )
 
 MODES: tuple[Mode, ...] = ("auto", "auto", "takeover", "interject")
-CLIENTS = ("prompt", "prompt", "prompt again", "retry", "answer", "answer", "interrupt", "stop", "control again")
+CLIENTS = (
+    *("prompt", "prompt", "prompt", "prompt again", "retry", "answer", "contest", "contest", "interrupt", "stop"),
+    "control again",
+)
 FAULTS = ("kill", "kill", "freeze", "disconnect", "collector dies at a step", "collector dies at a step", "keeper dies")
 
 
@@ -107,6 +110,8 @@ class OneWriter(RuleBasedStateMachine):
                 self._retry(pick)
             case "control again":
                 self._control_again(pick)
+            case "contest":
+                self._contest(conversation)
             case _:
                 self._control(conversation, cast(Verb, what), pick)
 
@@ -149,6 +154,19 @@ class OneWriter(RuleBasedStateMachine):
         request = ControlRequest(control=f"ctl_{len(self.plane.asked)}", verb=verb, target=target, payload=payload)
         for backend in self.plane.backends if pick % 4 == 0 else self.plane.backends[pick % 2 :][:1]:
             self.plane.control(backend, request)
+        self.run(asyncio.sleep(0.0))
+
+    def _contest(self, conversation: str) -> None:
+        """Two people answer the same question, otherwise, in the same moment."""
+        target = self.run(self.plane.target(conversation))
+        if target is None:
+            return
+        for backend, decision in zip(self.plane.backends, ("allow", "deny"), strict=True):
+            payload = {"interaction": "ask-1", "decision": decision}
+            control = f"ctl_{len(self.plane.asked)}"
+            request = ControlRequest(control=control, verb="answer", target=target, payload=payload)
+            self.plane.control(backend, request)
+            self.plane.asked.setdefault(control, Asked(request))
         self.run(asyncio.sleep(0.0))
 
     def _control_again(self, pick: int) -> None:
@@ -305,7 +323,7 @@ class OneWriter(RuleBasedStateMachine):
             status = entry["status"]
             assert status in FINAL, f"{control} ({entry['verb']}) stays {status}"
             finals = [one for one in told.get(control, []) if one in FINAL]
-            assert finals in ([], [status]), f"{control}: the log says {finals}, the journal {status}"
+            assert finals == [status] or control not in told, f"{control}: the log says {told}, the journal {entry}"
             if entry["verb"] in ("answer", "interject", "interrupt"):
                 assert status != "rejected" or control not in effects, f"{entry} was rejected and had its effect"
             if entry["verb"] in ("answer", "interject"):  # an interrupt is settled by the end of the process, too

@@ -64,5 +64,9 @@ async def test_a_child_that_fails_at_its_start_is_told_in_words_not_as_a_logs_li
         await Child(spec, LogSink("quiet")).start()
     head, *shown = failed.value.line().splitlines()
     assert head.startswith(f"tether: backend ended with 1 before it was ready (its log is {spec.log})")
-    assert shown == ["  service_failed: ConfigurationError: TETHER_X: must be a number", '  {"event": "ends"}', "  plain"]
+    assert shown == [
+        "  service_failed: ConfigurationError: TETHER_X: must be a number",
+        '  {"event": "ends"}',
+        "  plain",
+    ]
     assert spec.log.read_text().splitlines() == lines, "the log has the whole of it"

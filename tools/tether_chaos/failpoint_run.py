@@ -222,9 +222,10 @@ class FailpointRun(Round):
         await self._ask(f"$JS.API.STREAM.PURGE.{stream}", json.dumps({"filter": subject, "keep": 1}).encode())
 
     def _come_late(self, case: Case) -> None:
-        """Readers that begin at the beginning: a bare event stream, and a process by the SDK."""
+        """Readers of what is gone: a bare event stream with a cursor there, a process by the SDK from the beginning."""
         assert self._up is not None and self._group is not None
-        got = Got(f"{case.plan.name} late", "sse")
+        cursor = self._readers[case.plan.name][-1].first_cursor
+        got = Got(f"{case.plan.name} late", "sse", cursor=cursor)
         work = read_bare(got, self._up, case.plan.name, random.Random(1))
         self._keepers.append(self._group.create_task(work, name=f"reader {got.name}"))
         self._keep_reader(case, durable=None)

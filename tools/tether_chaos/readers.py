@@ -50,6 +50,7 @@ class Got:
     trouble: list[str] = field(default_factory=list)
     breaks: int = 0
     cursor: str | None = None
+    first_cursor: str | None = None  # behind the first event of an execution
     receipts: list[Receipt] = field(default_factory=list)
     begins: dict[str, float] = field(default_factory=dict)
     ends: dict[str, float] = field(default_factory=dict)
@@ -59,6 +60,7 @@ class Got:
         self.cursor = item.cursor
         match item:
             case ExecutionItem():
+                self.first_cursor = self.first_cursor or item.cursor
                 self.take_event(item.execution, item.event)
             case ConversationItem():
                 self.conversation.append(item.event.id)

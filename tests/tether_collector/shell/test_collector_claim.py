@@ -14,7 +14,7 @@ from tether.ports import StoredMessage
 from tether.sandbox import ExecutionState, ExecutionSummary
 from tether.subjects import EventAddress
 from tether_collector.claim import Claimed, Orphaned, Refused, claim, claim_frame, end_orphan, judge, last_message
-from tether_collector.registration import bounded
+from tether_collector.core.discovery import bounded
 
 BODY = {"boot": "boot_1", "instance": "i", "process": 1, "target": {}, "agent": "a", "request": "r",
     "adapter_version": "1"}  # fmt: skip

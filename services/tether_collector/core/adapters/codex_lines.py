@@ -364,6 +364,8 @@ def _text_delta(state: State, params: Params, kind: str, part: str) -> b.Reading
     item, text = lines.id_of(params.get("itemId")), params.get("delta")
     if item is None or not isinstance(text, str):
         return "a delta without its fields"
+    if not text:
+        return _NOTHING
     segment = items.segment_of(state, item) + part
     entry = seg.open_segment(state["segments"], segment, kind, _parent(state, params), item)
     return b.Reading((seg.delta(entry, segment, text),))
