@@ -122,8 +122,17 @@ jetstream {{
         os.kill(self.pid, number)
 
     def stop(self) -> None:
-        """SIGSTOP: connections stay open and nothing answers."""
+        """SIGSTOP: connections stay open and nothing answers. Returns once every thread of it stands still: a busy
+        machine may let one of them answer after the signal was sent."""
         self.send_signal(signal.SIGSTOP)
+        deadline_s = time.monotonic() + 10.0
+        while not self._stands_still():
+            assert time.monotonic() < deadline_s, "the server does not stop"
+            time.sleep(0.001)
+
+    def _stands_still(self) -> bool:
+        threads = Path(f"/proc/{self.pid}/task").iterdir()
+        return all(thread.joinpath("stat").read_text().rpartition(")")[2].split()[0] == "T" for thread in threads)
 
     def cont(self) -> None:
         self.send_signal(signal.SIGCONT)

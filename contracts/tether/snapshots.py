@@ -23,7 +23,7 @@ from tether.asking import ask_collector
 from tether.blobs import snapshot_of
 from tether.control import ControlRequest
 from tether.cursor import tag_of
-from tether.errors import InvalidError
+from tether.errors import Code, InvalidError
 from tether.events import EXECUTION_STARTED, ExecutionStarted
 from tether.fold import Applied, ExecutionFold, ExecutionState
 from tether.frames import Frame, decode
@@ -48,6 +48,8 @@ class Absence(Enum):
     NO_COLLECTOR = "no_collector"  # none is registered
     CAPABILITY_MISSING = "capability_missing"  # an older collector
     NO_ANSWER = "no_answer"
+    NOT_RETAINED = "not_retained"  # RETENTION_GAP: deleted before its time, for a quota
+    NOT_SAVED = "not_saved"  # EXECUTION_DURABILITY_GAP: it could not be written
     REFUSED = "refused"  # it does not have this target (any more), or answered for another
 
 
@@ -75,7 +77,13 @@ _DETAILS: Final = {
         "no snapshots; upgrade it"
     ),
     Absence.NO_ANSWER: "the collector did not answer",
+    Absence.NOT_RETAINED: "RETENTION_GAP: the final snapshot was deleted before its time, for a quota of the volume",
+    Absence.NOT_SAVED: "EXECUTION_DURABILITY_GAP: the final snapshot could not be written to the volume",
     Absence.REFUSED: "the collector has no snapshot of this target",
+}
+_GAPS: Final = {
+    Code.RETENTION_GAP: Absence.NOT_RETAINED,
+    Code.EXECUTION_DURABILITY_GAP: Absence.NOT_SAVED,
 }
 
 
@@ -141,6 +149,8 @@ class Snapshots:
                 continue
             if reply.status == "unknown":
                 return Absent(Absence.NO_ANSWER)
+            if reply.problem is not None and reply.problem.code in _GAPS:
+                return Absent(_GAPS[Code(reply.problem.code)])
             snapshot = await snapshot_of(self._bus, target.tenant, target.workspace, reply.result)
             if reply.status == "rejected" or snapshot is None or snapshot.target.differs(target) is not None:
                 return Absent(Absence.REFUSED)

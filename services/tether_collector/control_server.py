@@ -22,6 +22,7 @@ from tether.control import ControlReply, ControlRequest, decode_request
 from tether.control_lease import USER_VERBS, is_behind
 from tether.control_lease import check as check_lease
 from tether.errors import BusError, Code, InvalidError, Problem, ProblemError, problem
+from tether.events import GapReason
 from tether.ids import TOKEN_PATTERN, ExecutionTarget, check_token
 from tether.kv import Bucket
 from tether.limits import CONTROL_REPLY_S, SNAPSHOT_MEMORY_BYTES_MAX
@@ -145,16 +146,16 @@ class ControlServer:
         if target is None:
             raise InvalidError("target", "is required for snapshot")
         shell = self._executions.get(target.execution)
-        snapshot: Snapshot | None
+        snapshot: Snapshot | GapReason | None
         if shell is None:
-            snapshot = self._executions.final(target)
+            snapshot = await self._executions.final(target)
         else:
             current = shell.summary().target
             if (field := current.differs(target)) is not None:
                 raise ProblemError(problem(Code.TARGET_STALE, f"{field} is not that of the execution"))
             snapshot = await shell.snapshot()
-        if snapshot is None:
-            raise ProblemError(problem(Code.TARGET_UNKNOWN, "no snapshot of this target is kept here"))
+        if not isinstance(snapshot, Snapshot):
+            raise ProblemError(_no_snapshot(snapshot))
         data = snapshot.model_dump_json(exclude_none=True)
         result: dict[str, Any] = {"snapshot": snapshot.model_dump(mode="json", exclude_none=True)}
         if len(data) > self._around.bus.payload_bytes_max - REPLY_ROOM_BYTES:
@@ -244,19 +245,30 @@ class ControlServer:
         """A control of an execution that does not live here: it has ended, or it is not known."""
         target = request.target
         assert target is not None
-        for summary in self._executions.ended():
-            if summary.target.execution != target.execution:
-                continue
+        summary = self._executions.known_ended(target.execution)
+        if summary is not None:
             if (field := summary.target.differs(target)) is not None:
                 why = problem(Code.TARGET_STALE, f"{field} is not that of the execution")
-                return rejected(request.control, request.verb, why).model_copy(update={"target": summary.target})
-            why = problem(Code.SESSION_STREAM_NOT_ACTIVE, "the execution has ended", ended=True)
+            else:
+                why = problem(Code.SESSION_STREAM_NOT_ACTIVE, "the execution has ended", ended=True)
             return rejected(request.control, request.verb, why).model_copy(update={"target": summary.target})
         living = self._executions.of_conversation(target.conversation)
         if living is not None:
             why = problem(Code.TARGET_STALE, "another execution of the conversation runs")
             return rejected(request.control, request.verb, why).model_copy(update={"target": living.summary().target})
         raise ProblemError(problem(Code.TARGET_UNKNOWN, "this execution is not known here"))
+
+
+def _no_snapshot(gap: GapReason | None) -> Problem:
+    """Why there is none of an execution that does not live here."""
+    match gap:
+        case None:
+            return problem(Code.TARGET_UNKNOWN, "no snapshot of this target is kept here")
+        case "durability_gap":
+            return problem(Code.EXECUTION_DURABILITY_GAP, "its final snapshot could not be written to the volume")
+        case _:
+            detail = "its final snapshot was deleted before its time, for a quota of the volume"
+            return problem(Code.RETENTION_GAP, detail)
 
 
 def rejected(control: str, verb: str, why: Problem) -> ControlReply:

@@ -4,7 +4,7 @@
     2  keeper: adopted, or launched once   (process.py)
     3  base from the log, state from the spool (pipeline.py)
     4  spool → events → blobs → log, and what the machine wants → keeper, until the terminal frame is stored
-    5  final snapshot on disk, journal, the keeper may go
+    5  final snapshot on disk (finals.py), journal, the keeper may go
 
 A crash between any two is continued by `run` of the next collector: 1 sends the same bytes again, 2 finds the spawn
 record, 3 discards what the log has, 5 writes the same file again.
@@ -46,6 +46,7 @@ from tether_collector.config import CollectorSettings
 from tether_collector.core.execution import Execution
 from tether_collector.core.inputs import Want
 from tether_collector.core.review import End
+from tether_collector.finals import FinalSnapshots
 from tether_collector.hands import Hands
 from tether_collector.journal import Control, Journal, Start
 from tether_collector.keeper_link import KeeperRefusedError, LinkLost
@@ -53,7 +54,6 @@ from tether_collector.launching import agent_launch, launch_spec
 from tether_collector.log_writer import LogWriter
 from tether_collector.pipeline import Base, Pipeline
 from tether_collector.process import AgentProcess, keeper_folder
-from tether_collector.recovery_files import write_final
 from tether_collector.salvage import closed_without_tail, salvage
 from tether_collector.spool_room import LOOK_S, SpoolRoom
 from tether_collector.sweep import sweep
@@ -71,6 +71,7 @@ class Surroundings:
     bus: Bus
     journal: Journal
     blobs: BlobStore
+    finals: FinalSnapshots
     changed: Callable[[], None]
     step: Callable[[str], None] = field(default=lambda _name: None)
 
@@ -561,7 +562,8 @@ class ExecutionShell:
         state = pipeline.fold.head() if snapshot is None else snapshot.state
         at = state.ended_at or now_ms()
         if snapshot is not None:
-            write_final(self._around.settings.state_dir, snapshot, at)
+            summary = self.summary().model_copy(update={"state": "ended"})
+            await self._around.finals.keep(summary, snapshot, at)
         self._around.step("final_written")
         self._controls.close()
         self._close_journal(at, pipeline.watermark())

@@ -10,23 +10,27 @@ import asyncio
 import contextlib
 import gc
 import shutil
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
 import structlog
 
+from tether.events import GapReason
 from tether.ids import ExecutionTarget
-from tether.limits import DISCOVERY_ENTRIES_MAX
+from tether.limits import RECOVERY_ENTRIES_MAX, TERMINAL_RETENTION_S
 from tether.sandbox import ExecutionSummary
 from tether.snapshot import Snapshot
 from tether_collector import metrics
-from tether_collector.core.retention import Ended, to_forget
+from tether_collector.core.discovery import candidates
+from tether_collector.core.retention import Ended, expired, to_forget
 from tether_collector.execution_shell import ExecutionShell, Surroundings, now_ms
 from tether_collector.journal import Start
-from tether_collector.recovery_files import delete_final, final_bytes, read_final
+from tether_collector.recovery_files import delete_final, delete_leftovers, final_bytes, own_files
 
 HOUSEKEEPING_S: Final = 60.0
+_log = structlog.get_logger("tether.collector")
 
 
 class Executions:
@@ -37,8 +41,10 @@ class Executions:
         self._group = group
         self._living: dict[str, ExecutionShell] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._ended: list[ExecutionSummary] | None = None
+        self._ended: Sequence[ExecutionSummary] | None = None
+        self._ended_version = 0
         self._restoring: set[str] = set()
+        self._going: set[str] = set()
 
     def recover(self) -> int:
         """Go on with everything whose end is not in the log; how many these are."""
@@ -67,7 +73,9 @@ class Executions:
                 gc.collect()  # nobody waits now, and the system gets back what a flood held
 
     async def put_back(self, start: Start) -> None:
-        """Tell an ended execution again, as far as the log has lost it."""
+        """Tell an ended execution again, as far as the log has lost it and its spool is there."""
+        if start.execution in self._going:
+            return
         self._restoring.add(start.execution)
         try:
             await ExecutionShell(self.around, start, restoring=True).run()
@@ -95,19 +103,39 @@ class Executions:
                 return shell
         return None
 
-    def ended(self) -> list[ExecutionSummary]:
-        """Within the retention, the latest first."""
-        if self._ended is None:
-            self._ended = self.around.journal.ended(DISCOVERY_ENTRIES_MAX)
+    def ended(self) -> Sequence[ExecutionSummary]:
+        """Within the retention, the latest first. With those whose final snapshot is not to be had: they say why."""
+        version = self.around.journal.gaps_version
+        if self._ended is None or self._ended_version != version:
+            gaps = {one.target.execution: one for one, _ in self.around.journal.gaps()}
+            kept = self.around.journal.ended(RECOVERY_ENTRIES_MAX)
+            listed = [gaps.pop(one.target.execution, one) for one in kept]
+            self._ended, self._ended_version = [*listed, *gaps.values()], version
         return self._ended
 
     def summaries(self) -> list[ExecutionSummary]:
-        return [*(shell.summary() for shell in self._living.values()), *self.ended()]
+        """What discovery may list, in no order."""
+        ended = [one for one in self.ended() if one.target.execution not in self._living]
+        return candidates([*(shell.summary() for shell in self._living.values()), *ended])
 
-    def final(self, target: ExecutionTarget) -> Snapshot | None:
-        """The final snapshot of exactly this target."""
-        snapshot = read_final(self.around.settings.state_dir, target.execution)
-        return None if snapshot is None or snapshot.target.differs(target) is not None else snapshot
+    def known_ended(self, execution: str) -> ExecutionSummary | None:
+        """Of an execution that has ended within the retention, listed or not."""
+        start = self.around.journal.start(execution)
+        if start is not None:
+            return start.summary
+        return next((one for one in self.ended() if one.target.execution == execution), None)
+
+    async def final(self, target: ExecutionTarget) -> Snapshot | GapReason | None:
+        """The final snapshot of exactly this target, or why there is none any more; None where it is not known, and
+        beyond the retention, whether its file is still there or not."""
+        found = await self.around.finals.read(target.execution)
+        if found is not None:
+            other = found.snapshot.target.differs(target) is not None or expired(found.ended_at, now_ms())
+            return None if other else found.snapshot
+        gap = self.around.journal.gap(target.execution)
+        if gap is None or gap[0].target.differs(target) is not None or expired(gap[1], now_ms()):
+            return None
+        return gap[0].gap
 
     async def flush(self) -> None:
         """Stop reading spools and wait until what was read is stored."""
@@ -122,19 +150,53 @@ class Executions:
 
     async def housekeeping(self) -> None:
         """The task that deletes what is beyond its retention or over a quota."""
-        state_dir = self.around.settings.state_dir
         while True:
-            known = {name: at for name, at in self.around.journal.ended_at().items() if name not in self._restoring}
-            sizes = await asyncio.to_thread(_sizes, state_dir, list(known))
-            metrics.spool_bytes.set(sum(sizes.values()) + await asyncio.to_thread(self._living_bytes))
-            gone = to_forget([Ended(name, at, sizes[name]) for name, at in known.items()], now_ms())
-            if gone:
-                self.around.journal.forget([one.execution for one in gone])
-                self._ended = None
-                await asyncio.to_thread(_delete, state_dir, gone)
-                metrics.evictions.inc(len(gone))
-                structlog.get_logger("tether.collector").info("executions_forgotten", count=len(gone))
+            await self.clean()
             await asyncio.sleep(HOUSEKEEPING_S)
+
+    async def clean(self) -> None:
+        """Once. A gap is journaled before what it tells of is deleted, and the execution's row goes last: a crash in
+        between leaves something to be deleted again, never something that nobody knows of."""
+        state_dir, journal = self.around.settings.state_dir, self.around.journal
+        known = journal.ended_at()
+        sizes = await asyncio.to_thread(_sizes, state_dir, list(known))
+        metrics.spool_bytes.set(sum(sizes.values()) + await asyncio.to_thread(self._living_bytes))
+        ours = frozenset([*known, *self._living, *journal.ended_at()])
+        orphans = await asyncio.to_thread(own_files, state_dir, ours)
+        held = self._restoring | self.around.finals.held
+        found = [Ended(name, at, sizes[name], name in held) for name, at in known.items()]
+        found += [Ended(one.execution, one.ended_at, one.bytes, one.execution in held) for one in orphans]
+        gone = to_forget(found, now_ms())
+        self._going = {one.execution for one in gone}
+        try:
+            await self._forget(gone)
+        finally:
+            self._going = set()
+        withdrawn = await asyncio.to_thread(_saved, state_dir, journal.gaps())
+        for name in withdrawn:
+            journal.drop_gap(name)
+        trimmed = journal.trim_gaps(now_ms() - int(TERMINAL_RETENTION_S * 1000), RECOVERY_ENTRIES_MAX)
+        await asyncio.to_thread(delete_leftovers, state_dir, time.time())
+        if gone or withdrawn or trimmed:
+            self._ended = None
+            self.around.changed()
+
+    async def _forget(self, gone: Sequence[Ended]) -> None:
+        journal = self.around.journal
+        early = 0
+        for one in gone:
+            start = None if expired(one.ended_at, now_ms()) else journal.start(one.execution)
+            if start is not None and start.summary is not None:
+                journal.add_gap(start.summary, "retention_gap", one.ended_at)
+                _log.warning("final_snapshot_evicted", execution=one.execution, reason="retention_gap")
+                early += 1
+        if gone:
+            self.around.step("gaps_journaled")
+            await asyncio.to_thread(_delete, self.around.settings.state_dir, gone)
+            self.around.step("finals_deleted")
+            journal.forget([one.execution for one in gone])
+            metrics.evictions.inc(len(gone))
+            _log.info("executions_forgotten", count=len(gone), early=early)
 
     def _living_bytes(self) -> int:
         folder = self.around.settings.state_dir / "executions"
@@ -158,3 +220,9 @@ def _delete(state_dir: Path, gone: Sequence[Ended]) -> None:
     for one in gone:
         delete_final(state_dir, one.execution)
         shutil.rmtree(state_dir / "executions" / one.execution, ignore_errors=True)
+
+
+def _saved(state_dir: Path, gaps: Sequence[tuple[ExecutionSummary, int]]) -> list[str]:
+    """Gaps of durability whose file is there: it was written after its collector had gone."""
+    names = [one.target.execution for one, _ in gaps if one.gap == "durability_gap"]
+    return [name for name in names if final_bytes(state_dir, name)]

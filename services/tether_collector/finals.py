@@ -72,6 +72,7 @@ class FinalSnapshots:
         self._reading: Counter[str] = Counter()
         self._writer = DiskThread("final-snapshots-write")
         self._reader = DiskThread("final-snapshots-read")
+        self._closed = False
 
     async def keep(self, summary: ExecutionSummary, snapshot: Snapshot, ended_at: int) -> None:
         """Returns once it is on disk, or its gap is journaled and it is kept for the next batch."""
@@ -116,15 +117,19 @@ class FinalSnapshots:
             await self._write_all()
 
     async def flush(self, until_s: float) -> list[Unsaved]:
-        """Write what is unsaved until this time of the loop's clock; what is not saved by then."""
+        """Write what is unsaved until this time of the loop's clock; what is not saved by then, its gap journaled."""
         try:
             async with asyncio.timeout_at(until_s):
                 await self._write_all()
         except TimeoutError:
             pass
+        for entry in self.unsaved:
+            self._tell(entry, "it was not written before the shutdown")
         return self.unsaved
 
     def close(self) -> None:
+        """Before the journal: a write that ends later leaves its gap to `withdraw` of the next collector."""
+        self._closed = True
         self._writer.close()
         self._reader.close()
 
@@ -143,7 +148,7 @@ class FinalSnapshots:
 
     def _written(self, entry: Unsaved, future: asyncio.Future[None]) -> None:
         entry.writing = None
-        if future.cancelled() or future.exception() is not None:
+        if future.cancelled() or future.exception() is not None or self._closed:
             return
         name = entry.target.execution
         if self._unsaved.get(name) is entry:

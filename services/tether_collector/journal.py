@@ -109,6 +109,7 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         """Raises JournalError."""
+        self.gaps_version = 0  # grows with every change of them, so that a copy is known to be old
         try:
             self._db = sqlite3.connect(path, isolation_level=None)
         except sqlite3.Error as error:
@@ -220,6 +221,7 @@ class Journal:
 
     def add_gap(self, summary: ExecutionSummary, reason: GapReason, ended_at: int) -> None:
         """The final snapshot of this execution is not to be had. `ended_at` (unix ms) is the end's own time."""
+        self.gaps_version += 1
         with self._transaction() as db:
             data = summary.model_copy(update={"gap": reason}).model_dump_json()
             db.execute(
@@ -228,8 +230,14 @@ class Journal:
 
     def drop_gap(self, execution: str) -> None:
         """It is to be had after all."""
+        self.gaps_version += 1
         with self._transaction() as db:
             db.execute("DELETE FROM gaps WHERE execution=?", (execution,))
+
+    def gap(self, execution: str) -> tuple[ExecutionSummary, int] | None:
+        """Why its final snapshot is not to be had, and the time of its end; None where nothing is known of a gap."""
+        row = self._db.execute("SELECT summary, ended_at FROM gaps WHERE execution=?", (execution,)).fetchone()
+        return None if row is None else (ExecutionSummary.model_validate_json(row[0]), int(row[1]))
 
     def gaps(self) -> list[tuple[ExecutionSummary, int]]:
         """With the time of each end, the latest first."""
@@ -238,6 +246,7 @@ class Journal:
 
     def trim_gaps(self, ended_before: int, keep: int) -> int:
         """Forget those of ends before this time (unix ms), and all but the `keep` latest; how many went."""
+        self.gaps_version += 1
         with self._transaction() as db:
             return db.execute(
                 "DELETE FROM gaps WHERE ended_at<? OR execution NOT IN "

@@ -34,7 +34,7 @@ def commands() -> Iterator[tuple[str, list[str]]]:
 
 
 def shape(line: str) -> str:
-    """A line without what is another one's each time: numbers, times, ids, places, how far a receipt is, which proof."""
+    """A line without what differs each time: numbers, times, ids, places, how far a receipt is, which proof."""
     line = line.partition("…")[0]
     line = re.sub(r"/\S+", "PATH", line)
     line = re.sub(r"[0-9a-f]{8}-[0-9a-f-]{27}", "ID", line)

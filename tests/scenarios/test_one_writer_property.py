@@ -24,7 +24,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from support_plane import WORKSPACE, Asked, Plane, Service
+from support_plane import WORKSPACE, Plane, Service
 from support_router import TENANT, a_prompt
 from tether import events as ev
 from tether import ids
@@ -161,12 +161,12 @@ class OneWriter(RuleBasedStateMachine):
         target = self.run(self.plane.target(conversation))
         if target is None:
             return
-        for backend, decision in zip(self.plane.backends, ("allow", "deny"), strict=True):
+        draw = self.plane.random
+        for decision in ("allow", "deny"):
             payload = {"interaction": "ask-1", "decision": decision}
             control = f"ctl_{len(self.plane.asked)}"
             request = ControlRequest(control=control, verb="answer", target=target, payload=payload)
-            self.plane.control(backend, request)
-            self.plane.asked.setdefault(control, Asked(request))
+            self.plane.control(draw.choice(self.plane.backends), request)
         self.run(asyncio.sleep(0.0))
 
     def _control_again(self, pick: int) -> None:
