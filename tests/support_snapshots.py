@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from support_backend import Log
 from tether import subjects
 from tether.control import ControlReply, decode_request
+from tether.errors import Problem
 from tether.events import Event
 from tether.fold import ExecutionFold
 from tether.kv import Bucket
@@ -28,6 +29,7 @@ class Collector:
     replaced: int = 0  # so many times another instance registers while the question is answered
     older: bool = False  # and that one is of an older version
     answer: str = "settled"
+    why: Problem | None = None  # of an answer that is none
     hangs: bool = False
     snapshot: Snapshot | None = None
     asked: list[str] = field(default_factory=list)
@@ -63,7 +65,7 @@ class Collector:
             await self.register()
         status = "settled" if self.answer == "settled" else "rejected"
         result = None if self.snapshot is None else {"snapshot": self.snapshot.model_dump(mode="json")}
-        reply = ControlReply(control=request.control, verb="snapshot", status=status, result=result)
+        reply = ControlReply(control=request.control, verb="snapshot", status=status, result=result, problem=self.why)
         return reply.encode()
 
 

@@ -20,7 +20,7 @@ import structlog
 import uvloop
 
 from tether import __version__, metrics, tracing
-from tether.settings import ServiceSettings
+from tether.settings import EX_CONFIG, ConfigurationError, ServiceSettings
 
 Main = Callable[[asyncio.Event], Awaitable[None]]
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
@@ -94,12 +94,16 @@ async def _supervise(main: Main) -> None:
 
 
 def run(main: Main, settings: ServiceSettings, *, service: str) -> int:
-    """Run a service until it stops by itself or by signal. Returns the exit code."""
+    """Run a service until it stops by itself or by signal. Returns the exit code: 78 for a configuration that another
+    start would not mend."""
     configure_logging(settings, service)
     tracing.configure(settings, service, __version__)
     try:
         with metrics.serving(settings):
             uvloop.run(_supervise(main))
+    except ConfigurationError as error:  # found only while starting: a file that is named, what is installed
+        structlog.get_logger().error("service_misconfigured", problems=error.problems)
+        return EX_CONFIG
     except Exception:  # noqa: BLE001 - the process boundary
         structlog.get_logger().exception("service_failed")
         return 1

@@ -20,6 +20,7 @@ from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 PREFIX = "TETHER_"
+EX_CONFIG = 78  # sysexits.h: another start changes nothing
 # Variables of other programs of the set that a service may find in its environment without reading them.
 FOREIGN_PREFIXES = ("TETHER_SCRIPTED_", "TETHER_TEST_", "TETHER_CLI_", "TETHER_CLIENT_", "TETHER_PROCESS_")
 
@@ -144,4 +145,4 @@ def load_or_exit(model: type[SettingsT]) -> SettingsT:
 def _exit(error: ConfigurationError) -> NoReturn:
     for line in error.problems:
         print(f"configuration: {line}", file=sys.stderr)
-    raise SystemExit(78)
+    raise SystemExit(EX_CONFIG)

@@ -181,6 +181,10 @@ def webhooks_lease_key(tenant: str) -> str:
     return "webhooks." + _tokens(("tenant", tenant))
 
 
+def webhook_start_key(tenant: str, endpoint: str) -> str:
+    return _tokens(("tenant", tenant), ("endpoint", endpoint))
+
+
 def notification_key(tenant: str, endpoint: str, notification: str) -> str:
     return _tokens(("tenant", tenant), ("endpoint", endpoint), ("notification", notification))
 

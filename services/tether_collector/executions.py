@@ -12,6 +12,7 @@ import gc
 import shutil
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -25,6 +26,7 @@ from tether.snapshot import Snapshot
 from tether_collector import metrics
 from tether_collector.core.discovery import candidates
 from tether_collector.core.retention import Ended, expired, to_forget
+from tether_collector.disk_thread import DiskThread
 from tether_collector.execution_shell import ExecutionShell, Surroundings, now_ms
 from tether_collector.journal import Start
 from tether_collector.recovery_files import delete_final, delete_leftovers, final_bytes, own_files
@@ -45,6 +47,7 @@ class Executions:
         self._ended_version = 0
         self._restoring: set[str] = set()
         self._going: set[str] = set()
+        self._disk = DiskThread("housekeeping")
 
     def recover(self) -> int:
         """Go on with everything whose end is not in the log; how many these are."""
@@ -115,8 +118,12 @@ class Executions:
 
     def summaries(self) -> list[ExecutionSummary]:
         """What discovery may list, in no order."""
-        ended = [one for one in self.ended() if one.target.execution not in self._living]
-        return candidates([*(shell.summary() for shell in self._living.values()), *ended])
+        ended = {one.target.execution: one for one in self.ended()}
+        found = []
+        for name, shell in self._living.items():
+            one, known = shell.summary(), ended.pop(name, None)  # its gap may be known before its end is journaled
+            found.append(one if known is None else one.model_copy(update={"gap": known.gap}))
+        return candidates([*found, *ended.values()])
 
     def known_ended(self, execution: str) -> ExecutionSummary | None:
         """Of an execution that has ended within the retention, listed or not."""
@@ -159,10 +166,12 @@ class Executions:
         between leaves something to be deleted again, never something that nobody knows of."""
         state_dir, journal = self.around.settings.state_dir, self.around.journal
         known = journal.ended_at()
-        sizes = await asyncio.to_thread(_sizes, state_dir, list(known))
-        metrics.spool_bytes.set(sum(sizes.values()) + await asyncio.to_thread(self._living_bytes))
+        sizes = await self._disk.run(partial(_sizes, state_dir, list(known)))
+        metrics.spool_bytes.set(
+            sum(sizes.values()) + await self._disk.run(partial(_living_bytes, state_dir, list(self._living)))
+        )
         ours = frozenset([*known, *self._living, *journal.ended_at()])
-        orphans = await asyncio.to_thread(own_files, state_dir, ours)
+        orphans = await self._disk.run(partial(own_files, state_dir, ours))
         held = self._restoring | self.around.finals.held
         found = [Ended(name, at, sizes[name], name in held) for name, at in known.items()]
         found += [Ended(one.execution, one.ended_at, one.bytes, one.execution in held) for one in orphans]
@@ -172,11 +181,11 @@ class Executions:
             await self._forget(gone)
         finally:
             self._going = set()
-        withdrawn = await asyncio.to_thread(_saved, state_dir, journal.gaps())
+        withdrawn = await self._disk.run(partial(_saved, state_dir, journal.gaps()))
         for name in withdrawn:
             journal.drop_gap(name)
         trimmed = journal.trim_gaps(now_ms() - int(TERMINAL_RETENTION_S * 1000), RECOVERY_ENTRIES_MAX)
-        await asyncio.to_thread(delete_leftovers, state_dir, time.time())
+        await self._disk.run(partial(delete_leftovers, state_dir, time.time()))
         if gone or withdrawn or trimmed:
             self._ended = None
             self.around.changed()
@@ -192,15 +201,15 @@ class Executions:
                 early += 1
         if gone:
             self.around.step("gaps_journaled")
-            await asyncio.to_thread(_delete, self.around.settings.state_dir, gone)
+            await self._disk.run(partial(_delete, self.around.settings.state_dir, gone))
             self.around.step("finals_deleted")
             journal.forget([one.execution for one in gone])
             metrics.evictions.inc(len(gone))
             _log.info("executions_forgotten", count=len(gone), early=early)
 
-    def _living_bytes(self) -> int:
-        folder = self.around.settings.state_dir / "executions"
-        return sum(_bytes_below(folder / name) for name in list(self._living))
+
+def _living_bytes(state_dir: Path, executions: Sequence[str]) -> int:
+    return sum(_bytes_below(state_dir / "executions" / name) for name in executions)
 
 
 def _sizes(state_dir: Path, executions: Sequence[str]) -> dict[str, int]:

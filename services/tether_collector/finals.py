@@ -29,7 +29,7 @@ from tether.snapshot import Snapshot
 from tether_collector.core.retention import Ended, to_forget
 from tether_collector.disk_thread import DiskThread
 from tether_collector.journal import Journal
-from tether_collector.recovery_files import FinalFile, read_final, render, write_final
+from tether_collector.recovery_files import FinalFile, parse, read_final, render, write_final
 
 WRITE_WAIT_S: Final = 2.0  # an end is not told as ended for so long; then it is told with its gap
 _log = structlog.get_logger("tether.collector")
@@ -40,7 +40,6 @@ class Unsaved:
     """An ended execution's final snapshot that is in memory alone. `ended_at` in unix milliseconds."""
 
     summary: ExecutionSummary
-    snapshot: Snapshot
     data: bytes
     ended_at: int
     writing: asyncio.Future[None] | None = None
@@ -76,7 +75,7 @@ class FinalSnapshots:
 
     async def keep(self, summary: ExecutionSummary, snapshot: Snapshot, ended_at: int) -> None:
         """Returns once it is on disk, or its gap is journaled and it is kept for the next batch."""
-        entry = Unsaved(summary, snapshot, render(snapshot, ended_at), ended_at)
+        entry = Unsaved(summary, render(snapshot, ended_at), ended_at)
         self._unsaved[summary.target.execution] = entry
         self._fit()
         try:
@@ -90,7 +89,7 @@ class FinalSnapshots:
         """None where there is none. Not collected while it is being read."""
         entry = self._unsaved.get(execution)
         if entry is not None:
-            return FinalFile(entry.snapshot, entry.ended_at)
+            return parse(entry.data)
         self._reading[execution] += 1
         try:
             return await self._reader.run(partial(read_final, self._state_dir, execution))
@@ -128,7 +127,7 @@ class FinalSnapshots:
         return self.unsaved
 
     def close(self) -> None:
-        """Before the journal: a write that ends later leaves its gap to `withdraw` of the next collector."""
+        """Before the journal: a write that ends later leaves its gap for the next collector to withdraw."""
         self._closed = True
         self._writer.close()
         self._reader.close()

@@ -60,12 +60,20 @@ def write_final(state_dir: Path, execution: str, data: bytes) -> None:
     write_whole(_path(state_dir, execution), data)
 
 
-def read_final(state_dir: Path, execution: str) -> FinalFile | None:
-    """None where there is none, or it is damaged: a final snapshot is never guessed."""
+def parse(data: bytes) -> FinalFile | None:
+    """None where it is damaged: a final snapshot is never guessed."""
     try:
-        content = json.loads(_path(state_dir, execution).read_bytes())
+        content = json.loads(data)
         return FinalFile(Snapshot.model_validate(content["snapshot"]), int(content["ended_at"]))
-    except (OSError, ValueError, KeyError, TypeError, ValidationError):
+    except (ValueError, KeyError, TypeError, ValidationError):
+        return None
+
+
+def read_final(state_dir: Path, execution: str) -> FinalFile | None:
+    """None where there is none, or it is damaged."""
+    try:
+        return parse(_path(state_dir, execution).read_bytes())
+    except OSError:
         return None
 
 

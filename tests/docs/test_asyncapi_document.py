@@ -56,6 +56,7 @@ USES: Final = {
     "webhooks_lease_key": {"webhookLeases"},
     "NOTIFICATIONS": {"notifications"},
     "notification_key": {"notifications"},
+    "webhook_start_key": {"webhookStarts"},
     "WEBHOOKS_DURABLE": {"executionEvents"},
     "lease_key": {"controlLeases"},
     "projector_lease_key": {"projectorLeases"},

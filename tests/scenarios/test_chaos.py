@@ -213,6 +213,20 @@ def test_an_execution_that_was_taken_over_need_not_complete() -> None:
     assert judge.taken_over([submitted()], log) == set()
 
 
+@pytest.mark.parametrize(("lived_ms", "allowed"), [(900, set()), (25_000, {"e"})])
+def test_only_what_was_not_heard_of_for_long_may_be_superseded_by_a_prompt_without_a_mode(
+    lived_ms: int, allowed: set[str]
+) -> None:
+    log = a_log()
+    events = log.executions["e"]
+    events[0] = Event(ordinal=1, at=1, type="execution.started", body={"target": {"response": "rsp1"}})
+    events[-1] = events[-1].model_copy(update={"at": 1 + lived_ms})
+    log.conversation.append(
+        ConversationEvent(id="r/s", generation=2, at=1, type="response.superseded", body={"response": "rsp1"})
+    )
+    assert judge.taken_over([], log) == allowed
+
+
 # --- times ---
 
 OVER_HTTP = Chain(frozenset({"backend", "nats", "collector"}), "w0")

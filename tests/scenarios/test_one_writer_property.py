@@ -35,7 +35,7 @@ from tether.prompt import Mode, Prompt
 from tether.testing import VirtualTimeLoop
 from tether_collector.launching import derived_uuid
 
-EXAMPLES = int(os.environ.get("TETHER_PROPERTY_EXAMPLES", "30"))
+EXAMPLES = int(os.environ.get("TETHER_PROPERTY_EXAMPLES", "50"))
 STEPS = int(os.environ.get("TETHER_PROPERTY_STEPS", "30"))
 SHRINK = os.environ.get("TETHER_PROPERTY_SHRINK", "") == "1"  # takes minutes; the steps of a failure are printed anyway
 QUIET_S = 400.0  # beyond every retry, lease, proof and sweep

@@ -10,6 +10,7 @@ import pytest
 from support_backend import Log, ended, ensure_tenants, text_delta
 from support_snapshots import Collector, serving, snapshot_from
 from tether import subjects
+from tether.errors import Code, problem
 from tether.snapshot import Snapshot
 from tether.snapshots import Absence, Absent, Found, Snapshots
 from tether.subjects import EventAddress
@@ -108,6 +109,16 @@ async def test_a_snapshot_of_another_target_is_refused(world: World) -> None:
     assert await world.snapshots.of_collector(world.log.target("e1")) == Absent(Absence.REFUSED)
     world.collector.answer = "rejected"
     assert await world.snapshots.of_collector(world.log.target("e2")) == Absent(Absence.REFUSED)
+
+
+async def test_a_final_snapshot_that_was_evicted_or_never_written_is_told_as_that(world: World) -> None:
+    await world.collector.register()
+    world.collector.answer = "rejected"
+    for code, why in ((Code.RETENTION_GAP, Absence.NOT_RETAINED), (Code.EXECUTION_DURABILITY_GAP, Absence.NOT_SAVED)):
+        world.collector.why = problem(code, "it is gone")
+        absent = await world.snapshots.of_collector(world.log.target("e1"))
+        assert absent == Absent(why) and code in absent.detail
+        assert await world.snapshots.get(world.address, known=world.log.target("e1")) == Absent(why)
 
 
 async def test_what_has_ended_is_read_from_a_whole_log_and_else_from_the_final_snapshot(world: World) -> None:

@@ -451,3 +451,24 @@ def test_an_address_that_is_none_is_refused_at_the_start(tmp_path: Path, url: st
     path.chmod(0o600)
     with pytest.raises(ConfigurationError, match="http"):
         load_endpoints(path, ("t",))
+
+
+async def test_an_endpoint_is_told_what_happens_from_its_first_start_on(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tether_backend.webhooks.service._GRACE_MS", 0)
+    await log.frame("e1", [STARTED, ASKED])
+    async with receiving() as receiver:
+        hooks = hooks_of(log, [endpoint(receiver)])
+        await hooks.outbox.since_ms("chat", time.time_ns() // 1_000_000 + 1)
+        await asyncio.sleep(0.01)  # the log's times are of another clock, to the millisecond
+        async with working(hooks):
+            await log.frame("e2", [STARTED, ASKED])
+            await settled(hooks, "delivered")
+        assert receiver.data()["data"]["execution"] == "e2" and len(receiver.bodies) == 1
+        await log.bus.delete_consumer(subjects.events_stream(log.tenant), subjects.WEBHOOKS_DURABLE)
+        again = hooks_of(log, [endpoint(receiver)])
+        async with working(again):
+            await log.frame("e3", [STARTED, ASKED])
+            await settled(again, "delivered", 2)
+        assert [json.loads(body)["data"]["execution"] for body in receiver.bodies] == ["e2", "e3"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,6 +25,16 @@ def told(up: TetherSet, *arguments: str) -> dict[str, Any]:
     return found
 
 
+def once_recovered(up: TetherSet, executions: list[dict[str, Any]]) -> dict[str, Any]:
+    """The sandbox once its collector has read its spool and says of its executions what the one before said."""
+    deadline_s = time.monotonic() + 20.0
+    while True:
+        (sandbox,) = told(up, "sandbox", "list")["sandboxes"]
+        if [one["target"] for one in sandbox["executions"]] == [one["target"] for one in executions]:
+            return dict(sandbox)
+        assert time.monotonic() < deadline_s, sandbox
+
+
 def test_r14_a_collector_replaced_while_an_approval_waits_gives_the_answer_to_the_same_process(up: TetherSet) -> None:
     seen: list[dict[str, Any]] = []
 
@@ -31,7 +42,7 @@ def test_r14_a_collector_replaced_while_an_approval_waits_gives_the_answer_to_th
         (sandbox,) = told(up, "sandbox", "list")["sandboxes"]
         seen.append(sandbox)
         seen.append(told(up, "sandbox", "restart-collector", sandbox["workspace"]))
-        seen.append(told(up, "sandbox", "list")["sandboxes"][0])
+        seen.append(once_recovered(up, sandbox["executions"]))
         answered = up.tether("answer", "c1", "-", "allow")
         assert answered.returncode == 0, answered.stderr
         return ""  # nothing is typed here

@@ -11,6 +11,7 @@ from tether import ids, subjects
 from tether.control import ControlReply
 from tether.errors import Code, Problem, problem
 from tether.events import ReceiptStatus
+from tether.limits import RECOVERY_WAIT_S
 from tether.testing import MemoryBus, MemoryServer
 from tether_router.core.interjection import Standing, judge
 
@@ -358,6 +359,28 @@ async def test_a_recovered_execution_is_not_stopped_for_having_been_recovered() 
         sandbox.refuse = problem(Code.RUNTIME_UNAVAILABLE, "being recovered", recovering=True)
         await stage.send(a_prompt("r2", "still there?"))
         await asyncio.sleep(10)
+        sandbox.refuse = None
+        await stage.settled(2)
+    assert sandbox.interjected == ["still there?"]
+    assert sandbox.stopped == []
+
+
+@virtual
+async def test_a_prompt_that_waited_long_for_the_start_does_not_end_what_has_just_started() -> None:
+    server = MemoryServer()
+    outside = MemoryBus(server)
+    stage = await world(outside)
+    refuse = problem(Code.RUNTIME_UNAVAILABLE, "being recovered", recovering=True)
+    sandbox = Sandbox(outside, hold_claims=True, refuse=refuse)
+    async with routing(MemoryBus(server)), sandbox.running():
+        await stage.send(a_prompt("r1"))
+        await stage.state_is("starting")
+        await stage.send(a_prompt("r2", "still there?"))
+        await asyncio.sleep(3 * RECOVERY_WAIT_S)
+        sandbox.hold_claims = False
+        await stage.state_is("running")
+        await asyncio.sleep(5)  # the collector has read none of the execution yet, and says so
+        assert sandbox.stopped == []
         sandbox.refuse = None
         await stage.settled(2)
     assert sandbox.interjected == ["still there?"]

@@ -362,3 +362,21 @@ def test_what_was_left_open_may_be_closed_in_any_order_but_not_before_it_began(
     in_order = [fact_of_event(event) for event in [*begun, *(closed[index] for index in order)]]
     assert judge(found, in_order, kinds=kinds).is_clean
     assert judge(found, in_order[::-1], kinds=kinds).out_of_order
+
+
+def test_a_line_that_a_kill_cut_off_may_be_there_or_be_closed_by_the_product(tmp_path: Path) -> None:
+    lines = [
+        {"type": "session", "session_id": "s", "agent": "scripted", "version": "1"},
+        {"type": "tool.start", "id": "t1", "name": "work", "input": {}},
+        {"type": "tool.end", "id": "t1", "status": "ok", "output": "done"},
+    ]
+    records: list[dict[str, Any]] = [{"n": 1, "at": 1.0, "ev": "start", "session": "s", "pid": 1}]
+    records += [{"n": n, "at": 1.0, "ev": "stdout", "line": json.dumps(line)} for n, line in enumerate(lines, start=2)]
+    records.append({"n": 5, "at": 1.1, "ev": "exit", "code": 143, "unfinished": 4})
+    (tmp_path / "s-1.ndjson").write_text("".join(json.dumps(record) + "\n" for record in records))
+    cut = load_truth(tmp_path)
+    begun = [Fact("session.bound", "", "s"), Fact("tool.started", "t1", "work")]
+    for status in ("ok", "interrupted"):
+        assert judge(cut, [*begun, Fact("tool.completed", "t1", status)]).is_clean, status
+    assert not judge(cut, [*begun, Fact("tool.completed", "t1", "error")]).is_clean
+    assert not judge(cut, begun[:1]).is_clean

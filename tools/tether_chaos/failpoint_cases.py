@@ -21,6 +21,7 @@ Act = Literal[
     "restart_collector",  # in order, as an upgrade does
     "evict",  # the oldest part of the execution's subject is gone; then readers come from the beginning
     "evict_and_lose",  # likewise, and the backend's database too
+    "close",  # another says that the execution is lost, its tail unknown, while the collector is frozen
     "read",  # a reader process comes while the execution runs
     "read_durable",
 ]
@@ -66,6 +67,7 @@ SCENARIOS: Final[Mapping[str, Scenario]] = {
     "lost_database": Scenario((Said(_LONG),), "lose_database"),
     "evicted": Scenario((Said(_LONG),), "evict"),
     "evicted_and_lost": Scenario((Said(_PATIENT),), "evict_and_lose"),
+    "closed_by_another": Scenario((Said(_LONG),), "close"),
     "reader": Scenario((Said(_LONG),), "read"),
     "durable_reader": Scenario((Said(_LONG),), "read_durable"),
 }
@@ -92,6 +94,7 @@ TABLE: Final[Mapping[str, str]] = {
     "collector.": "talk",
     "collector.adopted": "adopt_keeper",
     "collector.handed_over": "upgrade",
+    "collector.salvaged": "closed_by_another",
     "router.": "talk",
     "router.admission.ask_receipt": "lost_reply",
     "router.admission.read_later": "takeover",

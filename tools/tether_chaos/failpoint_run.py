@@ -23,13 +23,16 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from tether import subjects
 from tether.bus import connect
 from tether.errors import BusError
+from tether.events import EXECUTION_ENDED, RESPONSE_ENDED, Event
 from tether.failpoints import FOLDER_VARIABLE
+from tether.frames import Frame, decode, encode
 from tether.processes import send_signal
+from tether.subjects import EventAddress
 from tether_chaos import judge
 from tether_chaos.chaos_set import ChaosSet
 from tether_chaos.failpoint_cases import SCENARIOS, Act, Scenario, conversation, scenario_of
@@ -48,7 +51,7 @@ FIRE_S: Final = 40.0  # longer than an unanswered command or prompt waits for it
 ATTEMPTS: Final = 3
 SETTLE_S: Final = 120.0
 EVICT_EVENTS: Final = 30
-_LOOK_S: Final = 0.05
+_LOST: Final[dict[str, Any]] = {"outcome": "lost", "tail": "unknown"}
 _SECRET: Final = "whsec_" + "dGV0aGVyLXRlc3Qtc2VjcmV0LW9mLWZhaWxwb2ludHM="
 _NOBODY: Final = "http://127.0.0.1:9/"  # the discard port: a receiver that is never there
 
@@ -181,6 +184,8 @@ class FailpointRun(Round):
                 if act == "evict_and_lose":
                     self._lose_database(services)
                 self._come_late(case)
+            case "close":
+                await self._close(services, case, reader)
             case "read" | "read_durable":
                 self._keep_reader(case, durable="late" if act == "read_durable" else None)
 
@@ -220,6 +225,34 @@ class FailpointRun(Round):
         subject = subjects.event(self._up.tenant, case.plan.workspace, case.plan.name, execution)
         stream = subjects.events_stream(self._up.tenant)
         await self._ask(f"$JS.API.STREAM.PURGE.{stream}", json.dumps({"filter": subject, "keep": 1}).encode())
+
+    async def _close(self, services: ChaosSet, case: Case, reader: Got) -> None:
+        """What is said of an execution whose sandbox is gone with its volume, though it is only frozen."""
+        up = self._up
+        assert up is not None
+        self._evicted.add(case.plan.name)
+        address = EventAddress(up.tenant, case.plan.workspace, case.plan.name, next(iter(reader.executions)))
+        frozen = [one.process for one in victims(services.paths.root, "collector") if one.scope == case.plan.workspace]
+        for process in frozen:
+            send_signal(process, signal.SIGSTOP)
+        try:
+            async with await connect(up.nats_url, name="chaos", user=up.nats_user, password=up.nats_password) as bus:
+                last = await bus.last(subjects.events_stream(up.tenant), address.subject)
+                if last is None:
+                    return
+                told = decode(last.subject, last.data)
+                assert isinstance(told, Frame)
+                at = time.time_ns() // 1_000_000
+                proof = {"method": "provider", "at": at}
+                ends = [
+                    Event(ordinal=told.last + 1, at=at, type=RESPONSE_ENDED, body={"outcome": "lost"}),
+                    Event(ordinal=told.last + 2, at=at, type=EXECUTION_ENDED, body=_LOST | {"proof": proof}),
+                ]
+                frame = Frame(first=told.last + 1, last=told.last + 2, pos=told.pos, events=ends)
+                await bus.publish(address.subject, encode(frame), expect_last=last.sequence)
+        finally:
+            for process in frozen:
+                send_signal(process, signal.SIGCONT)
 
     def _come_late(self, case: Case) -> None:
         """Readers of what is gone: a bare event stream with a cursor there, a process by the SDK from the beginning."""

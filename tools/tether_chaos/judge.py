@@ -16,7 +16,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tether.errors import Code
-from tether.events import EXECUTION_ENDED, RESPONSE_ENDED, SESSION_BOUND, USAGE, ConversationEvent, Event
+from tether.events import (
+    EXECUTION_ENDED,
+    RESPONSE_ENDED,
+    RESPONSE_SUPERSEDED,
+    SESSION_BOUND,
+    USAGE,
+    ConversationEvent,
+    Event,
+)
+from tether.limits import RECOVERY_WAIT_S
 from tether_chaos.load import FINAL, Outcome
 from tether_chaos.readers import Got
 from tether_collector.launching import derived_uuid
@@ -71,6 +80,10 @@ class Log:
 
     def facts(self) -> list[dict[str, Any]]:
         return [{"type": e.type, "body": e.body} for events in self.executions.values() for e in events]
+
+    def lived_s(self, execution: str) -> float:
+        events = self.executions[execution]
+        return (events[-1].at - events[0].at) / 1000
 
     def outcome(self, execution: str) -> str | None:
         last = self.executions.get(execution, [None])[-1]
@@ -254,7 +267,16 @@ def taken_over(outcomes: Sequence[Outcome], log: Log) -> set[str]:
     by = {o.submission.execution for o in outcomes if o.submission is not None and o.prompt.mode == "takeover"}
     order = list(log.executions)
     last = max((order.index(execution) for execution in by if execution in order), default=0)
-    return {execution for execution in order[:last] if log.outcome(execution) != "completed"}
+    found = {execution for execution in order[:last] if log.outcome(execution) != "completed"}
+    # A prompt without a mode takes over, too, from what takes no message and was not heard of for long; never from what
+    # has just started.
+    superseded = {event.body.get("response") for event in log.conversation if event.type == RESPONSE_SUPERSEDED}
+    responses = {name: events[0].body.get("target", {}).get("response") for name, events in log.executions.items()}
+    return found | {
+        execution
+        for execution, response in responses.items()
+        if response in superseded and log.lived_s(execution) >= RECOVERY_WAIT_S
+    }
 
 
 def outcome_faults(

@@ -127,6 +127,7 @@ _EVENT: Final[Mapping[str, tuple[str, str]]] = {
     "background": ("id", "state"),
     "turn.completed": ("", "outcome"),
 }
+_CLOSED_BY_AGENT: Final = frozenset({"text.completed", "text.discarded", "tool.completed"})
 # Longer texts are compared by digest: the product may keep them outside the event.
 TEXT_CHARS_MAX: Final = 1024
 
@@ -221,6 +222,8 @@ def _closings(printed: Iterable[tuple[Fact, bool]]) -> list[Fact]:
     segments: dict[str, list[tuple[str, bool]]] = {}
     others: dict[tuple[str, str], Fact] = {}
     for fact, certain in printed:
+        if not certain and fact.kind in _CLOSED_BY_AGENT:
+            continue  # it may not have come out: then the product closes what the line would have closed
         match fact.kind, fact.text:
             case ("text.delta", _):
                 segments.setdefault(fact.key, []).append((fact.text, certain))

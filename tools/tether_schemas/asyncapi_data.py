@@ -242,6 +242,14 @@ MESSAGES: Final[dict[str, Message]] = {
         Message(
             "notification", "A webhook's notification and how far it is", "notification", _RECORD_HEADERS, (_EXPECT,)
         ),
+        Message(
+            "webhookStart",
+            "Unix milliseconds of an endpoint's first start",
+            _object(["since", "op"], {"since": {"type": "integer", "minimum": 0}, "op": {"type": "string"}}),
+            _RECORD_HEADERS,
+            (_EXPECT,),
+            {"since": 1767225600000, "op": "6f1d"},
+        ),
         Message("sandboxesRequest", "Which sandboxes are there?", "agent-sandboxes-request", example={}),
         Message("workspaceRequest", "Use this directory for a workspace", "agent-workspace-request"),
         Message("stopRequest", "End a sandbox, or all", "agent-stop-request", example={"all": True}),
@@ -398,6 +406,10 @@ CHANNELS: Final[tuple[Channel, ...]] = (
         "notifications", subjects.NOTIFICATIONS, subjects.notification_key(p.TENANT, p.ENDPOINT, p.NOTIFICATION),
         "Webhook outbox", "One record per notification: pending, delivered or dead.", "notification",
     ),
+    _bucket(
+        "webhookStarts", subjects.NOTIFICATIONS, subjects.webhook_start_key(p.TENANT, p.ENDPOINT),
+        "Webhook starts", "From when on an endpoint is notified, created once.", "webhookStart",
+    ),
 )  # fmt: skip
 
 _LEADER: Final = "last message of the key, read from the stream's leader"
@@ -481,6 +493,8 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     ),
     _store("backend", "holdWebhookLease", "webhookLeases", "One sender per tenant"),
     _store("backend", "writeNotification", "notifications", "Note what is to be told, and what became of it"),
+    _store("backend", "noteWebhookStart", "webhookStarts", "Note from when on an endpoint is notified"),
+    _look("backend", "readWebhookStart", "webhookStarts", "From when on is it notified?"),
     _look("backend", "readNotifications", "notifications", "What is due"),
     _look("backend", "proveDatabase", "projections", "Is this database an older copy?"),
     # router

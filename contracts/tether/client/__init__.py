@@ -1,5 +1,7 @@
 """The SDK: `Client` over HTTP (extra `client`) or NATS. What a reader gets is in `tether.client.items`."""
 
+import structlog
+
 from tether.client.client import Client
 from tether.client.items import CaughtUp, ConversationItem, ExecutionItem, GapItem, Item, PositionChanged, SnapshotItem
 from tether.client.nats import NatsCredentials
@@ -11,6 +13,15 @@ from tether.client.types import (
     ResponseFailedError,
     Submission,
 )
+
+# A library writes nothing to its program's stdout: without a configuration of the program's own, what Tether logs goes
+# to `logging`, whose warnings go to stderr.
+if not structlog.is_configured():
+    structlog.configure(
+        processors=[structlog.stdlib.filter_by_level, structlog.stdlib.render_to_log_kwargs],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+    )
 
 __all__ = [
     "Answer",

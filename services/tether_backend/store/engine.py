@@ -19,11 +19,13 @@ import pydantic_core
 import sqlalchemy as sa
 from alembic import command
 from alembic.config import Config
+from alembic.util import CommandError
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
+from tether.settings import ConfigurationError
 from tether_backend.store import schema
 
 _MIGRATIONS: Final = Path(__file__).parent / "migrations"
@@ -134,7 +136,12 @@ def _migrate(connection: sa.Connection) -> None:
     config.attributes["connection"] = connection
     if connection.dialect.name == "postgresql":
         connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_ADVISORY_LOCK)))
-    command.upgrade(config, "head")
+    try:
+        command.upgrade(config, "head")
+    except CommandError as error:
+        # Alembic's way to say that it does not know the revision that stands in the database.
+        detail = f"TETHER_DATABASE_URL: its schema is not one that this version knows ({error}); run the newer version"
+        raise ConfigurationError([f"{detail}, or name an empty database: it is filled from the log"]) from None
 
 
 async def _identify(database: Database) -> str:
@@ -147,7 +154,8 @@ async def _identify(database: Database) -> str:
 
 
 async def open_database(url: str) -> Database:
-    """Open, migrate to the newest schema (one process at a time) and identify. Raises SQLAlchemyError, OSError."""
+    """Open, migrate to the newest schema (one process at a time) and identify. Raises SQLAlchemyError, OSError, and
+    ConfigurationError for a schema of a newer version."""
     parsed = make_url(url)
     file = parsed.database if parsed.get_backend_name() == "sqlite" else None
     if file:

@@ -54,6 +54,19 @@ class Outbox:
             return False
         return True
 
+    async def since_ms(self, endpoint: str, now_ms: int) -> int:
+        """From when on this endpoint is notified (unix ms): from its first start, whoever made it. What the log holds
+        of the time before is nobody's news."""
+        key = subjects.webhook_start_key(self.tenant, endpoint)
+        try:
+            entry = await self._bucket.create(key, {"since": now_ms}, op=uuid.uuid4().hex)
+        except Conflict as found:
+            if found.current is None:
+                return now_ms
+            entry = found.current
+        since = entry.value.get("since")
+        return since if isinstance(since, int) else 0
+
     async def get(self, endpoint: str, notification: str) -> tuple[Entry, Notification] | None:
         entry = await self._bucket.get(subjects.notification_key(self.tenant, endpoint, notification))
         return None if entry is None else (entry, self._bucket.parse(entry, Notification))
@@ -69,7 +82,7 @@ class Outbox:
     ) -> AsyncIterator[tuple[Entry, Notification]]:
         """Every record as it is now whose last write is past `revision`, in order of writing; of one endpoint, or all.
         One that lies where it does not belong is left out."""
-        keys = f"{self.tenant}.>" if endpoint is None else f"{self.tenant}.{endpoint}.>"
+        keys = f"{self.tenant}.*.*" if endpoint is None else f"{self.tenant}.{endpoint}.>"
         async for entry, note in self._bucket.records(Notification, keys, after=revision):
             if entry.key == f"{self.tenant}.{note.endpoint}.{note.id}":
                 yield entry, note

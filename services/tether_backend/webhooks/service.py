@@ -29,6 +29,7 @@ _log = structlog.get_logger("tether.webhooks")
 LEASE_TTL_S: Final = 5
 LEASE_RENEW_S: Final = 1.5
 _RETRY_S: Final = 0.5
+_GRACE_MS: Final = 5_000  # an endpoint's start and the log's times are of two clocks
 _IN_FLIGHT_MAX: Final = 256
 Step = Callable[[str], None]
 _failpoint: Final[Step] = under("backend.webhooks")
@@ -102,20 +103,23 @@ class Webhooks:
         spec = topology.Topology(streams=(), consumers=(topology.webhooks(self.tenant),))
         while True:
             try:
+                now_ms = time.time_ns() // 1_000_000
+                since = {name: await self.outbox.since_ms(name, now_ms) - _GRACE_MS for name in self.endpoints}
                 await self._bus.ensure(spec)
                 async for job in self._bus.jobs(stream, durable, in_flight_max=_IN_FLIGHT_MAX):
-                    for name in await self._take(job):
+                    for name in await self._take(job, since):
                         deliverers[name].poke()
             except BusError as error:
                 _log.warning("webhooks_wait", tenant=self.tenant, detail=error.detail)
             await asyncio.sleep(_RETRY_S)  # the consumer is gone, or the bus: from where the acks are
 
-    async def _take(self, job: Job) -> set[str]:
-        """Records first, then the ack. The endpoints for which something is new."""
+    async def _take(self, job: Job, since: Mapping[str, int]) -> set[str]:
+        """Records first, then the ack. The endpoints for which something is new; `since`: none has what is older."""
         fresh: set[str] = set()
+        stored_ms = job.message.stored_at_ns // 1_000_000
         for notice in self._notices(job.message):
             for endpoint in self.endpoints.values():
-                if notice.kind in endpoint.kinds:
+                if notice.kind in endpoint.kinds and stored_ms >= since[endpoint.name]:
                     if await self.outbox.add(notice, endpoint, time.time_ns() // 1_000_000):
                         fresh.add(endpoint.name)
                     self._step("notification_added")

@@ -136,7 +136,10 @@ def _recalled(state: Admission, record: RequestRecord | None) -> Step:
         detail = f"request {prompt.request_id} was made with another payload"
         return observe(replace(state, failure=problem(Code.REQUEST_CONFLICT, detail), recorded=True))
     opened_at = record.opened_at or record.updated_at
-    state = replace(state, attempt=record.attempt, mark=record.interjected_into, opened_at=opened_at)
+    marked_at = 0 if record.interjected_into is None else record.updated_at
+    state = replace(
+        state, attempt=record.attempt, mark=record.interjected_into, marked_at=marked_at, opened_at=opened_at
+    )
     if record.state == "open":
         if prompt.attempt < record.attempt:
             return do(state, "acking", steps.Ack("older_attempt"))

@@ -117,7 +117,7 @@ def settled_before(state: Admission) -> Step | None:
 def join(state: Admission) -> Step:
     if state.mark == state.target.execution:
         return do(state, "asking", steps.AskReceipt(control(state, state.interjection, "receipt")))
-    state = replace(state, mark=state.target.execution)
+    state = replace(state, mark=state.target.execution, marked_at=0)
     return write_request(state, "marking", record_of(state, "open", None))
 
 
@@ -140,7 +140,9 @@ def answered(state: Admission, reply: ControlReply | None) -> Step:
         case "later":
             return wait(state, "the execution takes no message now")
         case "recovering":
-            if not forced and state.at - state.opened_at >= RECOVERY_WAIT_S * 1000:
+            # From the mark on: before, the prompt waited for something else, for as long as that took.
+            since = state.marked_at or state.at
+            if not forced and state.at - since >= RECOVERY_WAIT_S * 1000:
                 return takeover.begin(state)
             return wait(state, "the execution is being recovered")
         case "inactive":

@@ -66,6 +66,7 @@ class Admission:
     request_revision: int = 0
     opened_at: int = 0  # when this attempt was opened, unix ms
     mark: str | None = None  # the execution into which the prompt was sent, or is about to be
+    marked_at: int = 0  # when an earlier delivery wrote the mark, unix ms
     seen: Observation | None = None
     resolved: ExecutionTarget | None = None  # to whom the stop goes
     sent: bool = False  # the interjection was sent in this delivery
