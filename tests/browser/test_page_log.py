@@ -245,7 +245,8 @@ async def test_what_an_agent_offers_beyond_this_once_is_a_button_that_sends_it(
         async with page.expect_request(lambda request: "/interactions/" in request.url) as sent:
             await page.click(".ask button >> text=Always allow ls")
         assert (await sent.value).post_data_json == {
-            "decision": "allow", "answers": {"option": ["yes-ever"]},
+            "decision": "allow",
+            "answers": {"option": ["yes-ever"]},
             "execution": "e1",
         }
 

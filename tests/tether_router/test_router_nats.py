@@ -174,9 +174,7 @@ SUPERSEDED_THEN_NEW = [
 ]
 
 
-async def test_a_takeover_with_two_routers_stops_once_and_starts_once(
-    server: NatsServer, outside: NatsBus
-) -> None:
+async def test_a_takeover_with_two_routers_stops_once_and_starts_once(server: NatsServer, outside: NatsBus) -> None:
     stage = await world(outside)
     sandbox = Sandbox(outside)
     async with routing(server), routing(server), sandbox.running():
