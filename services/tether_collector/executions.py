@@ -201,11 +201,14 @@ class Executions:
                 early += 1
         if gone:
             self.around.step("gaps_journaled")
-            await self._disk.run(partial(_delete, self.around.settings.state_dir, gone))
+            failed = await self._disk.run(partial(_delete, self.around.settings.state_dir, gone))
             self.around.step("finals_deleted")
-            journal.forget([one.execution for one in gone])
-            metrics.evictions.inc(len(gone))
-            _log.info("executions_forgotten", count=len(gone), early=early)
+            for name, error in failed.items():  # tried again with the next round
+                _log.warning("execution_not_deleted", execution=name, error=str(error))
+            deleted = [one.execution for one in gone if one.execution not in failed]
+            journal.forget(deleted)
+            metrics.evictions.inc(len(deleted))
+            _log.info("executions_forgotten", count=len(deleted), early=early)
 
 
 def _living_bytes(state_dir: Path, executions: Sequence[str]) -> int:
@@ -225,10 +228,17 @@ def _bytes_below(folder: Path) -> int:
     return size
 
 
-def _delete(state_dir: Path, gone: Sequence[Ended]) -> None:
+def _delete(state_dir: Path, gone: Sequence[Ended]) -> dict[str, OSError]:
+    """The files of each; of which it did not work, and why."""
+    failed = {}
     for one in gone:
-        delete_final(state_dir, one.execution)
-        shutil.rmtree(state_dir / "executions" / one.execution, ignore_errors=True)
+        try:
+            delete_final(state_dir, one.execution)
+        except OSError as error:
+            failed[one.execution] = error
+        else:
+            shutil.rmtree(state_dir / "executions" / one.execution, ignore_errors=True)
+    return failed
 
 
 def _saved(state_dir: Path, gaps: Sequence[tuple[ExecutionSummary, int]]) -> list[str]:

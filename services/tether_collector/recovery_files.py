@@ -85,7 +85,7 @@ def final_bytes(state_dir: Path, execution: str) -> int:
     """Size of the file, 0 where there is none."""
     try:
         return _path(state_dir, execution).stat().st_size
-    except (FileNotFoundError, NotADirectoryError):
+    except OSError:
         return 0
 
 
@@ -117,13 +117,13 @@ def delete_leftovers(state_dir: Path, now_s: float) -> int:
             if path.lstat().st_mtime < now_s - TERMINAL_DISK_GRACE_S:
                 path.unlink()
                 count += 1
-        except FileNotFoundError:
-            continue
+        except OSError:
+            continue  # gone, or not to be deleted now: the next round looks again
     return count
 
 
 def _listed(state_dir: Path) -> list[Path]:
     try:
         return sorted((state_dir / FOLDER).iterdir())
-    except (FileNotFoundError, NotADirectoryError):
+    except OSError:
         return []

@@ -136,7 +136,11 @@ async def test_beyond_its_retention_an_end_is_unknown_and_its_files_go(
     async with collector(bus, nats_server.url, tenant, tmp_path) as rig:
         run = await finished(rig, "hello")
         kept = await finished(rig, "kept", conversation="c2")
+        stuck = await finished(rig, "stuck", conversation="c3")
         assert await rig.terminate() == 0
+        age(rig, stuck, TERMINAL_RETENTION_S + 2)
+        final_of(rig, stuck).unlink()
+        (final_of(rig, stuck) / "not").mkdir(parents=True)  # what cannot be deleted holds nothing up
         age(rig, run, TERMINAL_RETENTION_S + 1)
         age(rig, kept, TERMINAL_RETENTION_S - 60)
         os.utime(final_of(rig, kept), (1, 1))  # the file's own time says nothing
@@ -152,7 +156,8 @@ async def test_beyond_its_retention_an_end_is_unknown_and_its_files_go(
         assert await refused(rig, run) == Code.TARGET_UNKNOWN, "an expiry is no gap"
         assert not final_of(rig, run).exists() and foreign.exists() and history.read_text() == "the CLI's own"
         assert (await kept.snapshot()).terminal
-        assert [one["target"]["conversation"] for one in await entries(rig)] == ["c2"]
+        assert {one["target"]["conversation"] for one in await entries(rig)} == {"c2", "c3"}
+        assert rig.lines("execution_not_deleted")[0]["execution"] == stuck.target.execution
 
 
 def _lines(rig: Rig, event: str) -> Any:
