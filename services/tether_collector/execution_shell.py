@@ -560,7 +560,7 @@ class ExecutionShell:
         assert pipeline is not None
         snapshot = await self._final_snapshot()
         state = pipeline.fold.head() if snapshot is None else snapshot.state
-        at = state.ended_at or now_ms()
+        at = state.ended_at or self.start.ended_at or now_ms()
         if snapshot is not None:
             summary = self.summary().model_copy(update={"state": "ended"})
             await self._around.finals.keep(summary, snapshot, at)

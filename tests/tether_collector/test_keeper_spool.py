@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import statistics
 import subprocess
 import time
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from support_keeper import KeeperRig, python_cli
+from tether_collector.keeper.core import DRAIN_S
 from tether_collector.keeper_link import KeeperRefusedError
 from tether_collector.spool_reader import SpoolReader
 
@@ -157,6 +159,33 @@ async def test_a_full_disk_holds_the_cli_back_and_nothing_is_lost_when_there_is_
     await cli.until_proof()
     assert cli.lines() == [str(i).encode() for i in range(50_000)]
     assert cli.gaps == [] and "stdin" not in cli.kinds()
+    cli.link.close()
+
+
+async def test_what_a_cli_printed_before_it_ended_on_a_full_disk_is_read_when_there_is_room_again(
+    small_disk: Path, tmp_path: Path, rig: KeeperRig
+) -> None:
+    go = tmp_path / "go"
+    source = f"""
+import os, time
+print("first", flush=True)
+while not os.path.exists({str(go)!r}): time.sleep(0.01)
+for i in range(3_000): print(i)
+"""
+    cli = await rig.launch(python_cli(source), directory=small_disk / "k")
+    await cli.until_kind("stdout", b"first")
+    ballast = small_disk / "ballast"
+    with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as file:
+        while file.write(b"x" * 4096):
+            pass
+    go.touch()
+    async with asyncio.timeout(20):
+        while (status := await cli.link.status()).state != "draining" or not status.spool_blocked:
+            pass  # each question waits for its answer; then it has ended, and what it printed last is in the pipe
+    await asyncio.sleep(DRAIN_S + 0.5)  # longer than a stream that nobody closes is waited for
+    ballast.unlink()
+    await cli.until_proof()
+    assert cli.lines() == [b"first", *(str(i).encode() for i in range(3_000))]
     cli.link.close()
 
 

@@ -74,11 +74,8 @@ def one_round(options: argparse.Namespace, seed: int) -> Result:
     )
     folder = Path(tempfile.mkdtemp(prefix="tether-chaos-"))
     try:
-        result = asyncio.run(Round(plan, folder).run())
-        if result.violations and options.keep is not None:
-            shutil.copytree(
-                folder, options.keep / f"seed-{seed}", dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.sock")
-            )
+        keep = None if options.keep is None else options.keep / f"seed-{seed}"
+        result = asyncio.run(Round(plan, folder, keep).run())
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return result
@@ -141,6 +138,7 @@ def main() -> int:
     options = arguments()
     # What a client says when its server is killed is expected here.
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs have it ignored
     signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getpid(), signal.SIGINT))  # ends a round's set in order
     try:
         if options.failpoints:

@@ -79,13 +79,16 @@ class FailpointRun(Round):
     """A round whose faults are failpoints. `fired_s`: how long each took to be passed; a missing one never was."""
 
     def __init__(
-        self, names: Sequence[str], folder: Path, told: Callable[[str, float], None] = lambda _name, _spent_s: None
+        self,
+        names: Sequence[str],
+        folder: Path,
+        told: Callable[[str, float], None] = lambda _name, _spent_s: None,
+        keep: Path | None = None,
     ) -> None:
         self.cases = cases(names)
-        super().__init__(Plan(0, tuple(case.plan for case in self.cases), (), ()), folder)
+        super().__init__(Plan(0, tuple(case.plan for case in self.cases), (), ()), folder, keep)
         self.fired_s: dict[str, float] = {}
         self._told = told
-        self._folder = folder
         self._armed = folder / "failpoints"
         self._evicted: set[str] = set()
         self._outs: dict[str, Path] = {}
@@ -341,10 +344,8 @@ def run(
     """Kill at each of these failpoints. Also says how long each took to be passed."""
     folder = Path(tempfile.mkdtemp(prefix="tether-failpoints-"))
     try:
-        made = FailpointRun(names, folder, told)
+        made = FailpointRun(names, folder, told, keep)
         result = asyncio.run(made.run())
-        if result.violations and keep is not None:
-            shutil.copytree(folder, keep, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.sock"))
         return result, made.fired_s
     finally:
         shutil.rmtree(folder, ignore_errors=True)

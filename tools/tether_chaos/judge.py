@@ -279,6 +279,13 @@ def taken_over(outcomes: Sequence[Outcome], log: Log) -> set[str]:
     }
 
 
+def starved(log: Log) -> set[str]:
+    """Executions whose agent crashed by itself, as the scripted one does where a full disk does not take its session.
+    What it had said is judged all the same."""
+    ends = {execution: events[-1].body for execution, events in log.executions.items()}
+    return {name for name, end in ends.items() if end.get("exit") == 1 and end.get("outcome") in ("lost", "failed")}
+
+
 def outcome_faults(
     outcomes: Sequence[Outcome], log: Log, cut: set[str], failing: frozenset[str] | set[str] = frozenset()
 ) -> list[str]:

@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import random
+import shutil
 import subprocess
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
@@ -64,10 +65,13 @@ class Result:
 
 
 class Round:
-    """See the module. `folder` keeps data and truth; whoever made it removes it."""
+    """See the module. `folder` has data and truth; whoever made it removes it. `keep`: where all of it is copied to if
+    there is a violation."""
 
-    def __init__(self, plan: Plan, folder: Path) -> None:
+    def __init__(self, plan: Plan, folder: Path, keep: Path | None = None) -> None:
         self.plan = plan
+        self._folder = folder
+        self._keep = keep
         self.truth = folder / "truth"
         self.data = folder / "data"
         self._agents = folder / "agents.toml"
@@ -92,8 +96,15 @@ class Round:
             made = ChaosSet(options, nodes=self.plan.nodes, backend_environment=self._backend_environment)
             async with made as services:
                 await self._guarded(services)
+            if self.result.violations and self._keep is not None:
+                await asyncio.to_thread(self._copy, self._keep)
         self.result.seconds = time.monotonic() - began_s
         return self.result
+
+    def _copy(self, keep: Path) -> None:
+        """Before the workspaces' own disk goes."""
+        ignored = shutil.ignore_patterns("*.sock", ".ballast")
+        shutil.copytree(self._folder, keep, dirs_exist_ok=True, ignore=ignored, symlinks=True)
 
     def _options(self) -> SetOptions:
         return SetOptions(
@@ -245,6 +256,8 @@ class Round:
             self.result.breaks += got.breaks
         add += judge.overlap_faults(talk.plan.name, [one for found in processes.values() for one in found])
         cut = talk.cut | judge.taken_over(talk.outcomes, log)
+        if any(fault.how == "disk" for fault in self.plan.faults):
+            cut |= judge.starved(log)
         add += judge.prompt_faults(truth, talk.outcomes, log, cut)
         add += judge.outcome_faults(talk.outcomes, log, cut, talk.failing)
         await self._projection(up, clients, talk, log)

@@ -326,13 +326,15 @@ class Keeper:
             self._drain_until = now + DRAIN_S
             self.stdin.close_now()
         if self._paused_until:
+            self._drain_until = self._paused_until + DRAIN_S
             return self._paused_until
         held = [stream for stream in self._streams if stream.fd >= 0]
         if held and now < self._drain_until:
             return self._drain_until
         self._kill_wanted = True
         if self.spool.blocked:
-            return 0.0  # the rest is safe in the pipes until the disk takes it
+            self._drain_until = now + DRAIN_S  # the rest is safe in the pipes until the disk takes it, and read then
+            return 0.0
         for stream in held:
             self._end_stream(stream, forced=True)
         assert self._status is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -90,12 +91,26 @@ async def test_the_lost_tail_of_an_ended_execution_is_put_back_after_the_reconne
         gate.touch()
         await run.ended()
         await eventually(lambda: _ended_there(rig, run), "the final snapshot")
+        ended_at = await _kept_from(rig, run)
         put_older(server, tmp_path / "older")
         again = await same_again(rig, run)
         final = await again.snapshot()
         assert final.terminal and final.completeness == "complete"
         await eventually(lambda: _marked(rig, again), "a watermark of where it is stored now")
         assert not rig.lines("end_deleted")
+        assert await _kept_from(rig, run) == ended_at, "captured again, it still counts from its end"
+
+
+async def _kept_from(rig: Rig, run: Run) -> int:
+    """From when on the final snapshot's retention counts, as its file says."""
+    path = rig.state_dir / "execution-recovery" / f"{run.target.execution}.json"
+
+    async def there() -> bool:
+        return path.exists()
+
+    await eventually(there, "the final snapshot's file")
+    found: int = json.loads(path.read_text())["ended_at"]
+    return found
 
 
 async def _ended_there(rig: Rig, run: Run) -> bool:
