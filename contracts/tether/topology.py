@@ -13,7 +13,7 @@ from typing import Final, Literal
 
 from tether import limits, subjects
 
-VERSION: Final = 1
+VERSION: Final = 2
 VERSION_KEY: Final = "tether_topology"
 
 Retention = Literal["limits", "workqueue"]
@@ -137,6 +137,7 @@ def base(*, replicas: int = 1) -> Topology:
             stream=subjects.PROMPTS_STREAM,
             durable=subjects.ROUTER_DURABLE,
             description="Routers admit prompts",
+            ack_wait_s=limits.PROMPT_ACK_WAIT_S,
         ),
         ConsumerSpec(
             stream=subjects.COMMANDS_STREAM,

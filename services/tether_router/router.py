@@ -26,7 +26,7 @@ from tether import subjects, tracing
 from tether.errors import BusError
 from tether.failpoints import failpoint, failpoint_of
 from tether.ids import new_id
-from tether.limits import ACK_WAIT_S, NAK_DELAY_MAX_S, NAK_DELAY_MIN_S, SHUTDOWN_BUDGET_S
+from tether.limits import NAK_DELAY_MAX_S, NAK_DELAY_MIN_S, PROMPT_ACK_WAIT_S, SHUTDOWN_BUDGET_S
 from tether.ports import Bus, Job
 from tether.prompt import Prompt
 from tether_router import metrics
@@ -40,7 +40,7 @@ IN_FLIGHT_MAX: Final = 256  # deliveries in hand
 HELD_MAX: Final = 128  # of those, waiting for their conversation; the rest stays for prompts that can go on
 HELD_PER_CONVERSATION_MAX: Final = 4  # beyond its oldest, which is always held if there is room
 HOLD_S: Final = 15.0  # then the delivery goes back, and another router may have it
-IN_PROGRESS_S: Final = ACK_WAIT_S / 3
+IN_PROGRESS_S: Final = PROMPT_ACK_WAIT_S / 3
 
 _log = structlog.get_logger("tether.router")
 

@@ -38,6 +38,14 @@ class Receipt(NamedTuple):
     at_s: float
 
 
+class Wait(NamedTuple):
+    """`receipt`: the first event after the outage."""
+
+    outage: Outage
+    receipt: Receipt
+    seconds: float
+
+
 @dataclass(slots=True)
 class Chain:
     """`tiers`: what it needs. `scope`: the workspace, for its collector."""
@@ -65,9 +73,9 @@ def merged(outages: Iterable[Outage], chain: Chain) -> list[Outage]:
     return found
 
 
-def stream_samples(outages: Sequence[Outage], chain: Chain) -> dict[str, list[float]]:
-    """Re-attach seconds by tier, one for each outage after which an event came before the next outage."""
-    samples: dict[str, list[float]] = defaultdict(list)
+def waits(outages: Sequence[Outage], chain: Chain) -> list[Wait]:
+    """One for each outage after which an event came before the next outage."""
+    found = []
     periods = merged(outages, chain)
     times = [receipt.received_s for receipt in chain.receipts]
     for number, period in enumerate(periods):
@@ -78,7 +86,15 @@ def stream_samples(outages: Sequence[Outage], chain: Chain) -> dict[str, list[fl
         if at == len(times) or times[at] >= following or before == 0:
             continue  # before == 0: there was no stream yet that could have been affected
         receipt = chain.receipts[at]
-        samples[period.tier].append(max(0.0, receipt.received_s - max(period.end_s, receipt.at_s)))
+        found.append(Wait(period, receipt, max(0.0, receipt.received_s - max(period.end_s, receipt.at_s))))
+    return found
+
+
+def stream_samples(outages: Sequence[Outage], chain: Chain) -> dict[str, list[float]]:
+    """Re-attach seconds by tier."""
+    samples: dict[str, list[float]] = defaultdict(list)
+    for wait in waits(outages, chain):
+        samples[wait.outage.tier].append(wait.seconds)
     return samples
 
 

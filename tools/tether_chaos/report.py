@@ -35,6 +35,8 @@ def entry(result: Result, setup: Mapping[str, Any]) -> dict[str, Any]:
         "violations": [str(line) for line in result.violations[:VIOLATIONS_KEPT]],
         "violation_count": len(result.violations),
         "reattach_s": result.reattach_s,
+        "slow": result.slow[:VIOLATIONS_KEPT],
+        "fault_log": result.faults_done,
         "seconds": round(result.seconds, 1),
         "recovery_s": round(result.recovery_s, 1),
     }

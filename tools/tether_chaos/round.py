@@ -29,7 +29,7 @@ from tether_chaos import judge
 from tether_chaos.chaos_set import ChaosSet
 from tether_chaos.faults import Done, Saboteur
 from tether_chaos.load import Clients, Talk
-from tether_chaos.outages import Chain, start_sample, stream_samples
+from tether_chaos.outages import Chain, Wait, start_sample, stream_samples, waits
 from tether_chaos.plan import ConversationPlan, Plan
 from tether_chaos.readers import Got, read_bare, read_on
 from tether_chaos.writers import WriterWatch
@@ -39,6 +39,7 @@ from tether_oracle import load_truth
 
 SETTLE_S: Final = 120.0  # after the last fault: everything that was begun is over, or it never will be
 CATCH_UP_S: Final = 45.0
+SLOW_S: Final = 3.0  # a re-attach that is told apart
 BACK_OFF_MAX_S: Final = 0.5  # of the set's supervisor: who is killed again and again is started again soon
 DISK_BYTES: Final = 512 << 20
 _LOOK_S: Final = 0.1
@@ -55,6 +56,7 @@ class Result:
     violations: list[str] = field(default_factory=list)
     kills: dict[str, int] = field(default_factory=dict)
     reattach_s: dict[str, list[float]] = field(default_factory=dict)
+    slow: list[str] = field(default_factory=list)
     prompts: int = 0
     executions: int = 0
     events: int = 0
@@ -82,6 +84,7 @@ class Round:
         self._done = Done()
         self._watch = WriterWatch(self.truth)
         self._conversations: dict[str, str] = {}
+        self._began_s = 0.0  # of the faults, unix seconds
         self._logs: dict[str, judge.Log] = {}
         self._backend_environment: dict[str, str] = {}
 
@@ -193,6 +196,7 @@ class Round:
         self._done = saboteur.done
         self.result.faults_done = saboteur.done.faults
         seconds = sum(fault.after_s for fault in self.plan.faults)
+        self._began_s = time.time()
         try:
             async with asyncio.timeout(seconds + SETTLE_S), asyncio.TaskGroup() as group:
                 sabotage = group.create_task(saboteur.run(self.plan.faults), name="saboteur")
@@ -216,8 +220,21 @@ class Round:
         for talk in self._talks:
             for got in self._readers[talk.plan.name]:
                 tiers = _NATS_TIERS if got.kind in ("nats", "durable") else _HTTP_TIERS
-                self._add(stream_samples(self._done.outages, Chain(tiers, talk.plan.workspace, got.receipts)))
+                chain = Chain(tiers, talk.plan.workspace, got.receipts)
+                self._add(stream_samples(self._done.outages, chain))
+                self._note_slow(got, waits(self._done.outages, chain))
             self._measure_starts(talk)
+
+    def _note_slow(self, got: Got, found: Sequence[Wait]) -> None:
+        for wait in found:
+            if wait.seconds > SLOW_S:
+                outage, receipt = wait.outage, wait.receipt
+                times = [outage.begin_s, outage.end_s or 0.0, receipt.at_s, receipt.received_s]
+                begin, end, said, came = (f"{time_s - self._began_s:.1f}" for time_s in times)
+                self.result.slow.append(
+                    f"{got.name}: {wait.seconds:.1f} s after {outage.tier} (out {begin} to {end} s): "
+                    f"said at {said} s, came at {came} s"
+                )
 
     def _measure_starts(self, talk: Talk) -> None:
         """Router and agent service: from when a prompt could begin to the first event of its execution."""

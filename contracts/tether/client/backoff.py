@@ -6,7 +6,12 @@ import random
 from dataclasses import dataclass, field
 from typing import Final
 
-from tether.limits import ATTACH_QUICK_ATTEMPTS, RECONCILE_INTERVAL_MAX_S, RECONCILE_INTERVAL_S
+from tether.limits import (
+    ATTACH_QUICK_ATTEMPTS,
+    CONNECTION_RETRY_MAX_S,
+    RECONCILE_INTERVAL_MAX_S,
+    RECONCILE_INTERVAL_S,
+)
 
 _QUICK_MIN_S: Final = 0.05
 _QUICK_MAX_S: Final = 2.0
@@ -15,9 +20,12 @@ _GROWTH: Final = 1.25  # of the seldom ones
 
 @dataclass(slots=True)
 class Backoff:
-    """`next_s()` after each failure, `reset()` after a success. `quick` attempts double to 2 s, then 30 s to 60 s."""
+    """`next_s()` after each failure, `reset()` after a success. `quick` attempts double to 2 s, then `seldom_s` growing
+    to `seldom_max_s`: 30 s to 60 s, where an attempt costs others something."""
 
     quick: int = ATTACH_QUICK_ATTEMPTS
+    seldom_s: float = RECONCILE_INTERVAL_S
+    seldom_max_s: float = RECONCILE_INTERVAL_MAX_S
     rng: random.Random = field(default_factory=random.Random)
     failures: int = 0
 
@@ -28,9 +36,15 @@ class Backoff:
         if self.failures <= self.quick:
             base = min(_QUICK_MIN_S * 2 ** (self.failures - 1), _QUICK_MAX_S)
         else:
-            base = min(RECONCILE_INTERVAL_S * _GROWTH ** (self.failures - self.quick - 1), RECONCILE_INTERVAL_MAX_S)
+            grown = _GROWTH ** min(self.failures - self.quick - 1, 64)
+            base = min(self.seldom_s * grown, self.seldom_max_s)
         wait_s = base * (0.5 + self.rng.random() / 2)
         return wait_s if asked_s is None else max(wait_s, min(asked_s, RECONCILE_INTERVAL_MAX_S))
 
     def reset(self) -> None:
         self.failures = 0
+
+
+def of_connection() -> Backoff:
+    """Of a reader whose server cannot be reached: someone waits before it, and an attempt costs one connection."""
+    return Backoff(seldom_s=_QUICK_MAX_S, seldom_max_s=CONNECTION_RETRY_MAX_S)

@@ -43,7 +43,7 @@ from tether.api import (
     MessageRequest,
     SandboxList,
 )
-from tether.client.backoff import Backoff
+from tether.client.backoff import of_connection
 from tether.client.items import Item
 from tether.client.sse import ServerEvent, SseParser, StreamDamagedError
 from tether.client.stream_state import StreamReader
@@ -118,7 +118,7 @@ class HttpTransport:
     ) -> ModelT:
         """One question, asked again while it is in doubt and patience lasts."""
         deadline_s = time.monotonic() + (self._patience_s if patience_s is None else patience_s)
-        backoff = Backoff()
+        backoff = of_connection()
         while True:
             failure, asked_s = await self._once(model, method, path, query, body, headers)
             if not isinstance(failure, ProblemError):
@@ -224,7 +224,7 @@ class HttpTransport:
         if options.durable is not None:
             raise InvalidError("durable", "needs a client over NATS: HTTP readers keep a cursor")
         reader = StreamReader(conversation, options.cursor)
-        backoff = Backoff()
+        backoff = of_connection()
         failing_since_s: float | None = None
         while not reader.ended:
             failure: ProblemError | None = None
