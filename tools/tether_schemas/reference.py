@@ -52,6 +52,12 @@ CLIENT: Final = {
 }
 OTHERS: Final = (
     ("TETHER_CLI_DATA", "`tether` and `Client.from_state()`", "data directory of the set; `--data` wins"),
+    (
+        "TETHER_TEST_FAILPOINT",
+        "every service, in tests",
+        "`name` or `name:nth`: the process kills itself there; see chaos.md",
+    ),
+    ("TETHER_TEST_FAILPOINTS_DIR", "every service, in tests", "folder of armed failpoints; see chaos.md"),
     ("TETHER_SCRIPTED_TRUTH", "the scripted agent", "folder of its ground truth; see scripted-agent.md"),
     ("TETHER_SCRIPTED_HOME", "the scripted agent", "folder of its sessions; see scripted-agent.md"),
     (
