@@ -70,6 +70,11 @@ def run(call: Coroutine[Any, Any, T]) -> T:
     """Run a command's coroutine. Raises CliError for everything that a user can meet."""
     # stdout is the command's: what libraries log goes to stderr, from warnings on.
     structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.dev.ConsoleRenderer(colors=False),
+        ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )

@@ -1,5 +1,7 @@
 """The SDK: `Client` over HTTP (extra `client`) or NATS. What a reader gets is in `tether.client.items`."""
 
+import logging
+
 import structlog
 
 from tether.client.client import Client
@@ -18,9 +20,9 @@ from tether.client.types import (
 # to `logging`, whose warnings go to stderr.
 if not structlog.is_configured():
     structlog.configure(
-        processors=[structlog.stdlib.filter_by_level, structlog.stdlib.render_to_log_kwargs],
+        processors=[structlog.processors.KeyValueRenderer(key_order=["event"])],
         logger_factory=structlog.stdlib.LoggerFactory(),
-        wrapper_class=structlog.stdlib.BoundLogger,
+        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
     )
 
 __all__ = [
