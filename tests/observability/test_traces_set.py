@@ -56,7 +56,10 @@ async def test_one_request_is_one_trace_from_http_to_the_cli(traced: Traced) -> 
     told = await ask(traced.up, "c1", "!say hello", trace)
     receiver = traced.receiver
     receiver.until(lambda: {span.service for span in receiver.of_trace(trace)} == SERVICES, "spans of every service")
-    receiver.until(lambda: any(span.name == "execution" for span in receiver.of_trace(trace)), "the execution's span")
+    last = {("tether-agent", "start command"), ("tether-collector", "control start"), ("tether-collector", "execution")}
+    receiver.until(
+        lambda: last <= {(span.service, span.name) for span in receiver.of_trace(trace)}, "the spans that end last"
+    )
     spans = receiver.of_trace(trace)
     request = one(spans, "backend", "POST /v1/conversations/{conversation}/messages")
     assert request.parent == "b" * 16 and request.attributes["status"] == 202
@@ -185,11 +188,15 @@ async def test_a_collector_that_goes_on_with_an_execution_goes_on_with_its_trace
             return await http.texts("c8") == ["begun"]
 
         await eventually(begun, "the agent's first word")
+        receiver = traced.receiver
+        receiver.until(
+            lambda: [span.name for span in receiver.of_trace(trace)].count("control start") == 2,
+            "what the collector said of the start: once killed it says no more",
+        )
         pid = json.loads((data / "agent/sandboxes/default.w8/sandbox.json").read_bytes())["pid"]
         os.kill(pid, signal.SIGKILL)
         (data / "workspaces/default/w8/go").touch()
         await http.ended("c8", 1)
-    receiver = traced.receiver
     receiver.until(lambda: any(span.name == "execution" for span in receiver.of_trace(trace)), "the execution's span")
     spans = receiver.of_trace(trace)
     execution = one(spans, "collector", "execution")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tether.failpoints import FOLDER_VARIABLE, VARIABLE
-from tether_chaos.failpoint_cases import SCENARIOS, TABLE, conversation, scenario_of, unused
+from tether_chaos.failpoint_cases import ELSEWHERE, SCENARIOS, TABLE, conversation, scenario_of, unused
 from tether_chaos.failpoint_run import cases, run
 from tether_chaos.failpoints import scan
 
@@ -23,7 +23,8 @@ KILLED = -9
 
 
 def names() -> list[str]:
-    return [point.name for point in scan()]
+    """Those that a conversation comes by."""
+    return [point.name for point in scan() if point.name not in ELSEWHERE]
 
 
 def subset(seed: int) -> list[str]:
@@ -36,6 +37,14 @@ def subset(seed: int) -> list[str]:
 def test_every_failpoint_of_the_code_has_a_scenario_that_the_runner_uses() -> None:
     assert {name for name in names() if scenario_of(name) not in SCENARIOS} == set()
     assert [case.failpoint for case in cases(names())] == names()
+
+
+def test_what_no_conversation_comes_by_is_killed_in_a_test_of_its_own() -> None:
+    assert set(ELSEWHERE) <= {point.name for point in scan()}
+    for name, test in ELSEWHERE.items():
+        path, _, function = test.partition("::")
+        source = (Path(__file__).parents[2] / path).read_text()
+        assert f"def {function}(" in source and f'"{name.rpartition(".")[2]}"' in source
 
 
 def test_the_table_names_no_failpoint_that_the_code_does_not_have() -> None:

@@ -66,7 +66,7 @@ async def test_a_takeover_of_a_tool_that_ignores_signals_and_forks_away_waits_fo
         await said(http, "deaf", "busy")
         old = (await responses(http, "deaf"))["d1"]["execution"]
         assert len(living()[old]) >= 2, "the agent, and what it forked away"
-        answer = await http.prompt("deaf", "d2", "instead", mode="takeover")
+        answer = await http.prompt("deaf", "d2", "!sleep 1\n!say instead", mode="takeover")
         assert answer["status"] in ("admitted", "pending")
         second = await outcome_of(http, "deaf", "d2", "completed")
         first = await outcome_of(http, "deaf", "d1", "superseded")
@@ -76,7 +76,7 @@ async def test_a_takeover_of_a_tool_that_ignores_signals_and_forks_away_waits_fo
         assert (ended["outcome"], ended["proof"]["method"] in ("pid_namespace", "subreaper_sweep")) == ("stopped", True)
         assert old not in living()
         names = await executions(http, "deaf")
-        assert await http.texts("deaf") == ["busy", "You said: instead"]
+        assert await http.texts("deaf") == ["busy", "instead"]
     assert set(names) <= writers.seen
     assert writers.overlaps(names) == []
 

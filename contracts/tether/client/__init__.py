@@ -22,7 +22,7 @@ if not structlog.is_configured():
     structlog.configure(
         processors=[structlog.processors.KeyValueRenderer(key_order=["event"])],
         logger_factory=structlog.stdlib.LoggerFactory(),
-        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
+        wrapper_class=structlog.make_filtering_bound_logger(logging.NOTSET),
     )
 
 __all__ = [
