@@ -7,19 +7,17 @@ compare-and-set, idempotent by its id (`events.request_event_id`): who loses rea
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 from tether import events, frames, subjects
 from tether.control import StartCommand
+from tether.conversation_log import append_once
 from tether.errors import Code, InvalidError, Problem, UndecidedError, WrongLastSequenceError, problem
 from tether.events import ConversationEvent, Event
 from tether.frames import Frame, Position
-from tether.limits import EXECUTION_TOKEN_CONVERSATION
 from tether.ports import Bus, StoredMessage
 from tether.subjects import EventAddress
 from tether_agent.core.commands import LogSeen
-
-_ROUNDS_MAX: Final = 16  # of compare-and-sets lost to others' events before the caller comes back later
 
 
 def _address(command: StartCommand) -> EventAddress:
@@ -78,8 +76,6 @@ async def store_never_started(bus: Bus, command: StartCommand, failure: Problem,
 async def tell_failure(bus: Bus, command: StartCommand, failure: Problem, *, now_ms: int) -> bool:
     """Append `response.failed` once. False where others write too fast: to be tried later. Raises BusError."""
     target = command.target
-    stream = subjects.events_stream(target.tenant)
-    subject = subjects.event(target.tenant, target.workspace, target.conversation, EXECUTION_TOKEN_CONVERSATION)
     event = ConversationEvent(
         id=events.request_event_id(command.request_id, events.RESPONSE_FAILED, command.attempt),
         generation=target.response_generation,
@@ -93,44 +89,4 @@ async def tell_failure(bus: Bus, command: StartCommand, failure: Problem, *, now
             "retryable": failure.retryable,
         },
     )
-    data = frames.encode_event(event)
-    seen = 0
-    for _ in range(_ROUNDS_MAX):
-        last = await bus.last(stream, subject)
-        end = last.sequence if last is not None else 0
-        if await _holds(bus, stream, subject, event.id, after=seen, until=end):
-            return True
-        seen = end
-        try:
-            await bus.publish(subject, data, expect_last=end)
-        except (WrongLastSequenceError, UndecidedError):
-            continue
-        return True
-    return False
-
-
-async def _holds(bus: Bus, stream: str, subject: str, event_id: str, *, after: int, until: int) -> bool:
-    """Whether the event is among the messages `after..until`; a follower that lags is read until it has caught up."""
-    at = after
-    while at < until:
-        batch = await bus.read(stream, at, subject)
-        if not batch:
-            following = await bus.next_after(stream, at, subject)
-            if following is None:
-                return False  # purged or evicted meanwhile
-            batch = [following]
-        for message in batch:
-            if message.sequence > until:
-                return False
-            at = message.sequence
-            if _is(message, event_id):
-                return True
-    return False
-
-
-def _is(message: StoredMessage, event_id: str) -> bool:
-    try:
-        event = frames.decode(message.subject, message.data)
-    except InvalidError:
-        return False
-    return isinstance(event, ConversationEvent) and event.id == event_id
+    return await append_once(bus, _address(command), event)

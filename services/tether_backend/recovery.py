@@ -26,6 +26,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from tether import events as ev
 from tether import subjects
+from tether.conversation_log import append_once
 from tether.errors import BusError
 from tether.events import ConversationEvent
 from tether.failpoints import under
@@ -49,7 +50,6 @@ from tether_backend.core.recovery import (
     candidate_of,
 )
 from tether_backend.metrics import Metrics
-from tether_backend.notes import append_note
 from tether_backend.store.engine import Database
 from tether_backend.store.projection import ProjectionWriter, SupersededError
 from tether_backend.store.recovery import SCAN_MAX, Recoveries, Wanted
@@ -261,7 +261,7 @@ class RecoveryWorker:
             type=ev.RECOVERY,
             body=body,
         )
-        if not await append_note(self._bus, where, event):
+        if not await append_once(self._bus, where, event):
             return "failed"
         self._step("note_told")
         await self._rows.settled(where.execution, found.wanted.mark)

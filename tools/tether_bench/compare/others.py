@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -46,8 +47,8 @@ class _Served(Contender):
         self._count = 0
         self._server = Server(self._command(), self._port, _environment(self._folder), self._folder / "log")
 
-    def _command(self) -> list[str]:
-        raise NotImplementedError
+    @abstractmethod
+    def _command(self) -> list[str]: ...
 
     def start(self) -> None:
         self._server.start()

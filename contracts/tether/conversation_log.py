@@ -1,10 +1,12 @@
-"""Appending a conversation-level event that says what the backend found. One message, by compare-and-set on `_`.
+"""Appending a conversation-level event once, for services that read the log's leader. One message, by compare-and-set
+on `_`. (Routers append with a fence of their own: `tether_router.log`.)
 
     1  the end of `_`, from its leader      2  is the id there already? then it is told
     3  append behind that end               4  lost the race, or no answer came: from 1, and only what is new is read
 
 The id is derived from what is told, so whoever tells it again (another replica, the next process after a crash) finds
-it there. Sending twice stores one: the id is the message id, too.
+it there. Of two copies of one message the compare-and-set lets one in. There is no message id: the server would call a
+message a duplicate that has been purged, and store nothing.
 """
 
 from __future__ import annotations
@@ -21,8 +23,8 @@ from tether.subjects import EventAddress
 _ROUNDS_MAX: Final = 16  # writers of `_` that are faster
 
 
-async def append_note(bus: Bus, of: EventAddress, event: ConversationEvent) -> bool:
-    """False where others write too fast: to be tried later. Raises BusError."""
+async def append_once(bus: Bus, of: EventAddress, event: ConversationEvent) -> bool:
+    """True once it is there, by whomever. False where others write too fast: to be tried later. Raises BusError."""
     stream = subjects.events_stream(of.tenant)
     subject = subjects.event(of.tenant, of.workspace, of.conversation, EXECUTION_TOKEN_CONVERSATION)
     data = frames.encode_event(event)
@@ -34,7 +36,7 @@ async def append_note(bus: Bus, of: EventAddress, event: ConversationEvent) -> b
             return True
         seen = end
         try:
-            await bus.publish(subject, data, expect_last=end, msg_id=f"{of.conversation}/_/{event.id}")
+            await bus.publish(subject, data, expect_last=end)
         except (WrongLastSequenceError, UndecidedError):
             continue
         return True
