@@ -10,8 +10,9 @@ from hypothesis import HealthCheck, Phase, given, settings
 from support_events import logs
 from support_page import static_pages
 from tether import events as ev
+from tether.conversation_fold import ConversationFold
 from tether.events import ConversationEvent, Event
-from tether.fold import RAW_ITEMS_MAX, ConversationFold, ExecutionFold
+from tether.fold import RAW_ITEMS_MAX, ExecutionFold
 
 if TYPE_CHECKING:
     from playwright.async_api import Page

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from support_events import logs
 from tether import events as ev
+from tether.conversation_fold import ConversationFold
 from tether.events import ConversationEvent, Event
 from tether.fold import (
     RAW_ITEMS_MAX,
     Applied,
-    ConversationFold,
     ExecutionFold,
     ExecutionState,
     GapItem,

@@ -27,8 +27,9 @@ from support_backend import (
 from tether import events as ev
 from tether import frames, subjects
 from tether.bus import NatsBus
+from tether.conversation_fold import ConversationFold
 from tether.events import ConversationEvent, Event
-from tether.fold import ConversationFold, ExecutionFold, ExecutionState
+from tether.fold import ExecutionFold, ExecutionState
 from tether.frames import Frame, Position
 from tether.kv import Bucket
 from tether.ports import Bus

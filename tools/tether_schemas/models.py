@@ -10,9 +10,10 @@ from pydantic import BaseModel
 from tether import events
 from tether.blobs import Manifest
 from tether.control import AnswerPayload, ControlReply, ControlRequest, InterjectPayload, StartCommand
+from tether.conversation_fold import ConversationState
 from tether.errors import Problem
 from tether.events import ConversationEvent
-from tether.fold import ConversationState, ExecutionState
+from tether.fold import ExecutionState
 from tether.frames import Frame
 from tether.owner import OwnerRecord
 from tether.prompt import ConversationRecord, Prompt, RequestRecord

@@ -8,9 +8,10 @@ from tether import subjects
 from tether.asking import ask_collector
 from tether.control import ControlReply, ControlRequest
 from tether.control_lease import USER_VERBS, ControlLeases
+from tether.conversation_fold import ConversationFold
 from tether.cursor import Cursor, tag_of
 from tether.errors import InvalidError
-from tether.fold import Applied, ConversationFold, ExecutionFold
+from tether.fold import Applied, ExecutionFold
 from tether.frames import Frame, decode
 from tether.ids import ExecutionTarget
 from tether.kv import Bucket

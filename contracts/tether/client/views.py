@@ -20,8 +20,8 @@ from tether.api import (
     ResponseView,
     UsageView,
 )
+from tether.conversation_fold import ConversationState
 from tether.fold import (
-    ConversationState,
     ExecutionState,
     GapItem,
     InteractionItem,

@@ -410,7 +410,7 @@ class ProjectionWriter:
     async def _fold(
         self, connection: AsyncConnection, address: EventAddress, event: ConversationEvent, place: int
     ) -> None:
-        """One event into `responses` and `receipts`, as `tether.fold.ConversationFold` does it."""
+        """One event into `responses` and `receipts`, as `tether.conversation_fold.ConversationFold` does it."""
         try:
             body = ev.body_of(event)
         except ValidationError as error:
