@@ -12,7 +12,9 @@ import os
 
 from tether import Client
 from tether.client import Answer, Interaction
+from tether.errors import TetherError
 from tether.ids import new_id
+from tether.settings import ConfigurationError
 
 ALLOWED = frozenset({"look", "Read", "Glob", "Grep"})
 
@@ -47,4 +49,7 @@ if __name__ == "__main__":
     parser.add_argument("text")
     parser.add_argument("--agent", default="scripted")
     arguments = parser.parse_args()
-    raise SystemExit(asyncio.run(main(arguments.text, arguments.agent)))
+    try:
+        raise SystemExit(asyncio.run(main(arguments.text, arguments.agent)))
+    except (ConfigurationError, TetherError) as error:  # no set is up, or it refuses: one line, exit code 1
+        raise SystemExit(f"{parser.prog}: {error}") from None

@@ -17,6 +17,8 @@ from contextlib import aclosing
 
 from tether import Client
 from tether.client import CaughtUp, ConversationItem, ExecutionItem
+from tether.errors import TetherError
+from tether.settings import ConfigurationError
 
 
 def connect() -> Client:
@@ -55,4 +57,7 @@ if __name__ == "__main__":
     parser.add_argument("--durable", default="example")
     parser.add_argument("--prompt")
     arguments = parser.parse_args()
-    raise SystemExit(asyncio.run(main(arguments.conversation, arguments.durable, arguments.prompt)))
+    try:
+        raise SystemExit(asyncio.run(main(arguments.conversation, arguments.durable, arguments.prompt)))
+    except (ConfigurationError, TetherError) as error:  # no set is up, or it refuses: one line, exit code 1
+        raise SystemExit(f"{parser.prog}: {error}") from None

@@ -17,8 +17,10 @@ The event stream (SSE) has these frames, each with `id:` = the cursor after it w
 A response that was cut is continued by `Last-Event-ID` or `?cursor=` with the last id seen.
 
 `GET /v1/conversations/{c}/ws?cursor=…` gives the same frames over a WebSocket, each as one text message
-`{"frame": name, "id": cursor or null, "data": {…}}`: `message` is an event, `hb` a heartbeat. It takes no messages. A
-refusal is an HTTP answer to the handshake, as to any request. It is closed with a code of `WsClose`.
+`{"frame": name, "id": cursor or null, "data": {…}}`: `message` is an event, `hb` a heartbeat. A refusal is an HTTP
+answer to the handshake, as to any request. It is closed with a code of `WsClose`. What a client sends there is a
+`WsAsk`, a request about this conversation; each gets one frame `reply`, anywhere among the others, with what the HTTP
+request would have been answered.
 
 Where no header can be sent (a browser's EventSource and WebSocket), `?ticket=` of `StreamTicket` opens either of them.
 """
@@ -49,6 +51,7 @@ FRAME_PROBLEM: Final = "problem"
 FRAME_SNAPSHOT: Final = "snapshot"
 FRAME_END: Final = "end"
 FRAME_HEARTBEAT: Final = "hb"  # of a WebSocket; of an event stream a comment
+FRAME_REPLY: Final = "reply"  # of a WebSocket: WsReply, to one WsAsk
 
 
 class WsClose(IntEnum):
@@ -56,7 +59,8 @@ class WsClose(IntEnum):
 
     END = 1000  # what `until` asked for has come (the frame `end` says so): do not connect again
     STOPPED = 1001  # the service stops: connect again, to it or to another
-    NO_MESSAGES = 1003  # the client sent a message: requests go over HTTP
+    NOT_AN_ASK = 1003  # the client sent what has no `ask` to reply to
+    NO_MESSAGES = 1003  # the former name
     TOO_LARGE = 1009  # the client sent a message beyond WS_MESSAGE_BYTES_MAX
     SLOW = 4408  # more waits than SSE_BUFFER_BYTES_MAX, or nothing was taken for long: connect again from the cursor
 
@@ -64,6 +68,7 @@ class WsClose(IntEnum):
 PAGE_DEFAULT: Final = 50  # entries of a list
 PAGE_MAX: Final = 200
 ITEMS_PAGE_MAX: Final = 1000  # items of one answer, over all its executions
+INTERACTION_CHARS_MAX: Final = 256  # of an interaction's id, which is the agent's own
 
 
 class _In(BaseModel):
@@ -424,9 +429,51 @@ class StreamEnd(_Out):
     outcome: str | None = None
 
 
+class WsAnswer(AnswerRequest):
+    """`body` of the ask `answer`: `POST /v1/conversations/{c}/interactions/{interaction}`."""
+
+    interaction: Annotated[str, Field(min_length=1, max_length=INTERACTION_CHARS_MAX)]
+
+
+class WsControl(ControlBody):
+    """`body` of the asks `interrupt` and `stop`: `POST /v1/executions/{execution}/{op}`."""
+
+    execution: Token
+
+
+class WsReceipt(_In):
+    """`body` of the ask `control`: `GET /v1/controls/{control_id}?execution=`."""
+
+    control_id: Token
+    execution: Token
+
+
+class WsAsk(_In):
+    """What a client sends over a conversation's WebSocket: the HTTP request of the same meaning, as one text message.
+
+    `ask` is the client's own, for its reply. `body`: of `send` a MessageRequest, of `answer` a WsAnswer, of `interrupt`
+    and `stop` a WsControl, of `control` a WsReceipt. An execution of another conversation is as one that is not there.
+    """
+
+    ask: Token
+    op: Literal["send", "answer", "interrupt", "stop", "control"]
+    body: dict[str, Any]
+
+
+class WsReply(_Out):
+    """The data of a frame `reply`: status and body as the HTTP request would have been answered, or a problem document.
+    A connection that breaks before it leaves the ask in doubt: ask again, here or over HTTP, under the same
+    `request_id` or `control_id`."""
+
+    ask: str
+    status: int
+    body: dict[str, Any]
+
+
 class StreamTicket(_Out):
     """201 of `POST /v1/conversations/{c}/tickets`. `ticket` opens this conversation's `events` and `ws` as whom the
-    token named, until `expires_at` (unix milliseconds), and nothing else. An open stream stays open after it."""
+    token named, until `expires_at` (unix milliseconds), and nothing else. An open stream stays open after it, and over
+    `ws` whoever holds the ticket may ask what its token may, about this conversation."""
 
     ticket: str
     expires_at: int

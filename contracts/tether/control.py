@@ -115,7 +115,12 @@ class StartCommand(BaseModel):
     """On COMMANDS and as the payload of `start`: run this prompt as this execution, once.
 
     `target` is as the router issued it (no boot id, no process generation yet). `owner_revision` is the revision of
-    the owner record that named it in `starting`. `session` resumes the conversation's last native session.
+    the owner record that named it in `starting`. `resume_session` is the conversation's last native session, which the
+    CLI is to resume, or the execution fails with RESUME_FAILED, unless `fallback` allows one fall back to the history.
+    `resume`: the user's choice after such a failure, which begins another session, without or with the history.
+    `history_cut`: the log's last sequence that the history may show, fixed at admission. `checkpoint_revision`: of the
+    reference that this generation goes on from. `continuation`: whether a turn of this execution that a drain cuts is
+    gone on with by itself. What is None is left out: a command that was encoded by an older router has the same digest.
     """
 
     model_config = ConfigDict(extra="ignore", frozen=True)
@@ -130,6 +135,11 @@ class StartCommand(BaseModel):
     content: tuple[TextContent, ...]
     agent: AgentSpec
     resume_session: str | None = None
+    resume: Literal["fresh", "history"] | None = None
+    fallback: bool | None = None
+    history_cut: int | None = None
+    checkpoint_revision: int | None = None
+    continuation: Literal["wait", "continue"] | None = None
 
     def encode(self) -> bytes:
         return self.model_dump_json(exclude_none=True).encode()

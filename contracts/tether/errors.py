@@ -142,16 +142,14 @@ class ProblemError(TetherError):
 
 
 class InvalidError(ProblemError):
-    """Bad input: names the field and the remedy."""
+    """Bad input: names the field and the remedy. `more`: further fields of the same input, each with its own."""
 
-    def __init__(self, field: str, remedy: str, *, detail: str | None = None) -> None:
-        super().__init__(
-            problem(
-                Code.INVALID,
-                detail or f"{field}: {remedy}",
-                fields=(FieldProblem(field=field, remedy=remedy),),
-            )
-        )
+    def __init__(
+        self, field: str, remedy: str, *, detail: str | None = None, more: tuple[FieldProblem, ...] = ()
+    ) -> None:
+        fields = (FieldProblem(field=field, remedy=remedy), *more)
+        told = detail or "; ".join(f"{each.field}: {each.remedy}" for each in fields)
+        super().__init__(problem(Code.INVALID, told, fields=fields))
         self.field = field
         self.remedy = remedy
 

@@ -19,6 +19,7 @@ from pydantic_core import to_json
 from tether.errors import InvalidError
 from tether.events import DELTAS, TOOL_PROGRESS, ConversationEvent, Event
 from tether.limits import FRAME_BYTES_MAX, FRAME_EVENTS_MAX
+from tether.refusals import remedy_of
 from tether.subjects import EventAddress, parse_event
 
 VERSION = 1
@@ -146,7 +147,7 @@ def decode(subject: str, data: bytes) -> Frame | ConversationEvent:
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or "message"
-        remedy = f"this reader knows version {VERSION}" if where == "v" else first["msg"]
+        remedy = f"this reader knows version {VERSION}" if where == "v" else remedy_of(first)
         raise InvalidError(where, remedy) from None
     if isinstance(message, Frame):
         check(message)

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, StringConstraints
 from tether.errors import InvalidError
 
 TOKEN_PATTERN: Final = r"^[A-Za-z0-9_-]{1,64}$"
+TOKEN_REMEDY: Final = "must be 1 to 64 of the characters A-Z a-z 0-9 _ -"
 _TOKEN: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 Token = Annotated[str, StringConstraints(pattern=TOKEN_PATTERN)]
@@ -25,7 +26,7 @@ def check_token(value: object, field: str) -> str:
     """Return `value` if it may stand in a subject, else raise `InvalidError` naming `field`."""
     if isinstance(value, str) and _TOKEN.fullmatch(value):
         return value
-    raise InvalidError(field, "must be 1 to 64 of the characters A-Z a-z 0-9 _ -")
+    raise InvalidError(field, TOKEN_REMEDY)
 
 
 def new_id(prefix: str) -> str:

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ValidationError
 
 from tether.errors import UndecidedError, UnreadableRecordError, WrongLastSequenceError
 from tether.ports import Bus, StoredMessage
+from tether.refusals import path_of, remedy_of
 
 _log = structlog.get_logger("tether.kv")
 ModelT = TypeVar("ModelT", bound=BaseModel)
@@ -75,7 +76,7 @@ class Bucket:
             return model.model_validate(entry.value)
         except ValidationError as error:
             first = error.errors(include_input=False, include_url=False)[0]
-            detail = f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
+            detail = f"{path_of(first['loc'])}: {remedy_of(first)}"
             raise UnreadableRecordError(detail, bucket=self.name, key=entry.key, revision=entry.revision) from None
 
     async def record(self, key: str, model: type[ModelT]) -> ModelT | None:

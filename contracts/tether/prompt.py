@@ -12,6 +12,7 @@ from tether.errors import InvalidError, MessageTooLargeError, Problem
 from tether.ids import Token
 from tether.jsonsafe import loads_object
 from tether.limits import KIB, PROMPT_BYTES_MAX
+from tether.refusals import problems_of
 
 Mode = Literal["auto", "interject", "takeover"]
 
@@ -41,6 +42,9 @@ class Prompt(BaseModel):
     """One request of a user. `request_id` is the client's: the same id with the same payload is the same request.
 
     `attempt` grows when a request whose outcome was retryable is tried again; `author` is who asked, for the log.
+    `resume`: what becomes of the conversation's session after RESUME_FAILED: `fresh` forgets it, `history` makes a new
+    one from the conversation's history. `continuation`: `continue` lets a turn that a drain cuts go on by itself after
+    the resume; without it the next prompt decides.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -55,11 +59,16 @@ class Prompt(BaseModel):
     agent: AgentSpec = AgentSpec()
     mode: Mode = "auto"
     author: Annotated[str, StringConstraints(max_length=256)] | None = None
+    resume: Literal["fresh", "history"] | None = None
+    continuation: Literal["wait", "continue"] | None = None
 
     @property
     def digest(self) -> str:
         """sha-256 of what makes the payload: everything but attempt and author."""
         payload = self.model_dump(mode="json", exclude={"attempt", "author"})
+        for name in ("resume", "continuation"):  # younger than the digests of requests that are remembered
+            if payload[name] is None:
+                del payload[name]
         return hashlib.sha256(json.dumps(payload, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
     @property
@@ -76,10 +85,9 @@ class Prompt(BaseModel):
 
 
 def invalid(error: ValidationError, prefix: str = "") -> InvalidError:
-    """The first problem of a pydantic validation as an `InvalidError` that names the field."""
-    first = error.errors(include_input=False, include_url=False)[0]
-    path = ".".join([*([prefix] if prefix else []), *(str(part) for part in first["loc"])])
-    return InvalidError(path or "body", first["msg"])
+    """A pydantic validation as an `InvalidError` that names every field that is refused, with its remedy."""
+    first, *more = problems_of(error.errors(include_input=False, include_url=False), prefix)
+    return InvalidError(first.field, first.remedy, more=tuple(more))
 
 
 def decode_prompt(data: bytes) -> Prompt:

@@ -2,19 +2,57 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from tether.checkpoint import CheckpointReference, DrainedExecution, Include, Store
+from tether.errors import Problem
 from tether.events import GapReason
 from tether.ids import ExecutionTarget, Token
+from tether.limits import DRAIN_GRACE_MAX_S, DRAIN_GRACE_S
 
 CAN_SNAPSHOT: Final = "executionSnapshotAttach"
 CAN_STOP_TARGET: Final = "executionTargetStopV1"
 CAN_FALL_BACK: Final = "executionNativeHistoryFallbackV1"
+CAN_DRAIN: Final = "sandboxDrainV1"
 
 SandboxState = Literal["provisioning", "active", "draining", "suspended", "resuming", "deleting"]
 ExecutionState = Literal["starting", "running", "waiting", "exiting", "ended"]
+
+
+class DrainOrder(BaseModel):
+    """A drain that was decided: the operation that `draining` stands for, and the payload of the verb `drain`.
+
+    `purpose`: `drain` and `suspend` end in `suspended`, `delete` in no record. `grace_s`: until everything is killed;
+    DRAIN_TURN_SHARE of it is the turn's that is under way. `began_at` in unix milliseconds.
+    """
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    drain: Token
+    purpose: Literal["drain", "suspend", "delete"] = "drain"
+    reason: Annotated[str, Field(max_length=256)] = ""
+    grace_s: Annotated[float, Field(ge=0, le=DRAIN_GRACE_MAX_S)] = DRAIN_GRACE_S
+    store: Store = "volume"
+    include: Include = "sessions"
+    began_at: int = 0
+
+
+class DrainReport(BaseModel):
+    """How a drain stands, as the collector's reply and as the operation that callers see. `state` is final in `done`
+    and `failed`; `phase` says what it waits for. `problem` where it failed; `unsaved` says what was not kept."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    drain: Token
+    state: Literal["running", "done", "failed"]
+    phase: Literal["turn", "leaving", "killing", "publishing", "checkpoint", "releasing", "over"] = "turn"
+    executions: tuple[DrainedExecution, ...] = ()
+    checkpoint: CheckpointReference | None = None
+    checkpoint_revision: int = 0
+    problem: Problem | None = None
+    unsaved: str | None = None
 
 
 class SandboxRecord(BaseModel):
@@ -22,6 +60,9 @@ class SandboxRecord(BaseModel):
 
     `starts` grows with every start that is forwarded, so that a drain decided on an older revision loses.
     `facts` are the provider's (pid, pod, …); they identify, they prove nothing by themselves.
+    `drain` is the order while `draining`; `drained` what the last one came to, for those who ask again.
+    `checkpoint_revision`: of the reference that a resume goes on from, 0 where there is none. `wanted_at`: when the
+    last prompt or resume asked for it (unix ms), which with the collector's `idle_since` makes the idle clock.
     """
 
     model_config = ConfigDict(extra="ignore", frozen=True)
@@ -35,6 +76,10 @@ class SandboxRecord(BaseModel):
     provider: str
     starts: int = 0
     facts: dict[str, Any] = Field(default_factory=dict)
+    drain: DrainOrder | None = None
+    drained: DrainReport | None = None
+    checkpoint_revision: int = 0
+    wanted_at: int = 0
     updated_at: int = 0
 
     def value(self) -> dict[str, Any]:
@@ -61,7 +106,8 @@ class Registration(BaseModel):
     """`tether_sandboxes/{tenant}.{workspace}.{sandbox}`, with a TTL: written by the collector alone.
 
     `boot` is drawn when the sandbox starts, `instance` at each start of the collector; capabilities are bound to
-    the instance. `executions_omitted` says how many did not fit.
+    the instance. `executions_omitted` says how many did not fit. `idle_since`: when the last execution ended or, where
+    there was none, the sandbox began (unix ms); None while one lives. `draining`: the drain under way.
     """
 
     model_config = ConfigDict(extra="ignore", frozen=True)
@@ -79,6 +125,8 @@ class Registration(BaseModel):
     executions: tuple[ExecutionSummary, ...] = ()
     executions_omitted: int = 0
     version: str = ""
+    idle_since: int | None = None
+    draining: Token | None = None
     updated_at: int = 0
 
     def value(self) -> dict[str, Any]:

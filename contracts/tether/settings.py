@@ -19,6 +19,8 @@ from urllib.parse import urlsplit
 from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from tether.refusals import remedy_of
+
 PREFIX = "TETHER_"
 EX_CONFIG = 78  # sysexits.h: another start changes nothing
 # Variables of other programs of the set that a service may find in its environment without reading them.
@@ -128,7 +130,7 @@ def load(model: type[SettingsT], environ: Mapping[str, str] | None = None) -> Se
     except ValidationError as error:
         for item in error.errors(include_input=False, include_url=False):
             name = PREFIX + "_".join(str(part) for part in item["loc"]).upper()
-            problems.append(f"{name}: {item['msg']}")
+            problems.append(f"{name}: {remedy_of(item)}")
     if problems or settings is None:
         raise ConfigurationError(problems)
     return settings

@@ -161,6 +161,15 @@ def sandbox_key(tenant: str, workspace: str) -> str:
     return _tokens(("tenant", tenant), ("workspace", workspace))
 
 
+def checkpoint_key(tenant: str, workspace: str) -> str:
+    return _tokens(("tenant", tenant), ("workspace", workspace))
+
+
+def history(tenant: str) -> str:
+    """Where a backend answers for the rows of a tenant's conversations (see `tether.history`)."""
+    return "tether.history." + _tokens(("tenant", tenant))
+
+
 def registration_key(tenant: str, workspace: str, sandbox: str) -> str:
     return _tokens(("tenant", tenant), ("workspace", workspace), ("sandbox", sandbox))
 

@@ -36,6 +36,7 @@ from tether.settings import ServiceSettings
 if TYPE_CHECKING:
     from opentelemetry import trace as otel
     from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SpanExporter
 
 HEADER: Final = "traceparent"
 VARIABLE: Final = "TRACEPARENT"
@@ -108,10 +109,11 @@ def _attributes(values: Mapping[str, Value]) -> dict[str, str | int | float | bo
 class _Tracing:
     """A process's spans while tracing is on."""
 
-    def __init__(self, provider: TracerProvider) -> None:
+    def __init__(self, provider: TracerProvider, exporter: SpanExporter) -> None:
         from opentelemetry import context, trace
 
         self.provider = provider
+        self.exporter = exporter
         self._context = context
         self._trace = trace
         self._tracer = provider.get_tracer("tether")
@@ -299,7 +301,7 @@ def configure(settings: ServiceSettings, service: str, version: str, **resource:
             max_export_batch_size=512,
         )
     )
-    _tracing = _Tracing(provider)
+    _tracing = _Tracing(provider, exporter)
 
 
 def shutdown() -> None:
@@ -311,3 +313,4 @@ def shutdown() -> None:
     last = threading.Thread(target=tracing.provider.shutdown, name="traces-shutdown", daemon=True)
     last.start()
     last.join(SHUTDOWN_S)
+    tracing.exporter.shutdown()  # a request that is repeated ends here, what still waits is given up

@@ -24,6 +24,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
+from tether.refusals import remedy_of
 from tether.service import write_whole
 from tether.settings import is_secret_name
 
@@ -77,7 +78,7 @@ def load(path: Path | None) -> AgentsFile:
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise AgentsFileError(f"{path}: {where}: {first['msg']}") from None
+        raise AgentsFileError(f"{path}: {where}: {remedy_of(first)}") from None
 
 
 def environment(agents: AgentsFile, environ: Mapping[str, str]) -> Environment:

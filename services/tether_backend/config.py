@@ -14,6 +14,7 @@ from typing import Annotated, Final, Self
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
 from tether.ids import Token
+from tether.refusals import remedy_of
 from tether.settings import ConfigurationError, ServiceSettings
 
 LOOPBACK_NAMES: Final = ("127.0.0.1", "localhost", "::1")
@@ -130,7 +131,7 @@ def load_tokens(path: Path | None, tenants: tuple[str, ...]) -> Tokens:
         except ValidationError as error:
             for one in error.errors(include_input=False, include_url=False):
                 field = ".".join(str(part) for part in one["loc"])
-                problems.append(f"{where}: entry {index} {field}: {one['msg']}")
+                problems.append(f"{where}: entry {index} {field}: {remedy_of(one)}")
             continue
         if entry.tenant not in tenants:
             problems.append(f"{where}: entry {index} tenant: {entry.tenant} is not in TETHER_TENANTS")

@@ -54,6 +54,7 @@ class Mailbox:
         self._wire = wire
         self._messages: deque[LogMessage] = deque()
         self._bytes = 0
+        self._held_bytes = 0
         # A bare future: every look for the running loop is a system call (`getpid`), and an `asyncio.Event` looks twice
         # for each wait. With a thousand readers that was a tenth of what an event costs.
         self._loop = asyncio.get_running_loop()
@@ -66,15 +67,30 @@ class Mailbox:
         if self.overflowed or self.turn is not None:
             return
         size_bytes = len(message.live(self._wire))
-        if self._bytes and self._bytes + size_bytes > self._bytes_max:
-            self._clear()
-            self.overflowed = True
-            if self.live:
-                self._cut()
+        waiting = self._bytes + self._held_bytes
+        if waiting and waiting + size_bytes > self._bytes_max:
+            self._overflow()
         else:
             self._messages.append(message)
             self._bytes += size_bytes
         self._wake()
+
+    def hold(self, size_bytes: int) -> None:
+        """What waits for this reader beside its messages; `release` once it does not. Counts to the same bound."""
+        waiting = self._bytes + self._held_bytes
+        self._held_bytes += size_bytes
+        if waiting and waiting + size_bytes > self._bytes_max and not self.overflowed:
+            self._overflow()
+            self._wake()
+
+    def release(self, size_bytes: int) -> None:
+        self._held_bytes -= size_bytes
+
+    def _overflow(self) -> None:
+        self._clear()
+        self.overflowed = True
+        if self.live or self._held_bytes > self._bytes_max:  # else it goes round again
+            self._cut()
 
     def tell(self, turn: Turn) -> None:
         if self.turn is not Turn.CLOSED:

@@ -1,7 +1,8 @@
 """Tickets: short-lived permits to open one conversation's streams, for what cannot send a header. Pure.
 
 A browser's EventSource and WebSocket have only their URL, and a URL is no place for a token: it ends up in logs,
-histories and referrers. A ticket is worth less: one conversation, one minute, reading alone.
+histories and referrers. A ticket is worth less: one conversation, and one minute to open it in. Over the WebSocket that
+it opens, whoever holds it may also ask what its token may, about this conversation alone.
 
     ticket = base64url(version, expires_at in ms, MAC)
     MAC    = HMAC-SHA-256 under a key of the principal's token, over version, expires_at, tenant, name, conversation

@@ -84,9 +84,16 @@ async def test_the_fragments_token_leaves_the_address_and_a_refused_one_leads_to
 
 async def test_a_prompt_streams_its_answer_and_folds_its_tools(page: Page, up: TetherSet) -> None:
     name = await open_new(page, up)
-    await send(page, "!reasoning first think\n!deltas 40 10\n!tool look 5 40\n!usage 1200 34 0.5\n!say **all** done")
+    gate = up.home / f"{name}.gate"
+    await send(
+        page,
+        "!reasoning first think\n!deltas 40 40\n"
+        f"!wait_file {gate}\n!tool look 5 40\n!usage 1200 34 0.5\n!say **all** done",
+    )
     await page.wait_for_selector('.text[data-state="streaming"]')
+    await wait_text(page, "e000040")
     await page.wait_for_selector(".bar >> text=scripted is running")
+    gate.touch()
     await page.wait_for_selector(DONE)
     await wait_text(page, "all done")
     assert await page.inner_text(".text strong") == "all"

@@ -7,6 +7,7 @@ import contextlib
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 
@@ -27,6 +28,18 @@ PARENT = f"00-{TRACE}-b7ad6b7169203331-01"
 def configure(endpoint: str, **changes: object) -> None:
     settings = ServiceSettings.model_validate({"traces_endpoint": endpoint, "traces_delay_ms": 20, **changes})
     tracing.configure(settings, "router", "1")
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[None]:
+    """What a test leaves to the exporter ends with it: `shutdown` is bounded, as a process ends behind it, and an
+    exporter that still repeats its request draws its jitter in the midst of other tests."""
+    before = set(threading.enumerate())
+    yield
+    deadline = time.monotonic() + 3 * tracing.EXPORT_TIMEOUT_S
+    for thread in set(threading.enumerate()) - before:
+        thread.join(max(0.0, deadline - time.monotonic()))
+        assert not thread.is_alive(), thread.name
 
 
 @pytest.fixture

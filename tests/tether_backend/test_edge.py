@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,10 @@ POSTS = (
 )
 
 
+# How pydantic speaks of its types and values; callers get our words.
+PYDANTIC = re.compile(r"Value error|[Ii]nput should|[Ss]tring should|[Ff]ield required|Extra inputs|valid (tuple|dict)")
+
+
 def assert_problem(answer: Any, status: int, code: str, field: str | None = None) -> None:
     assert answer.status_code == status, answer.text
     assert answer.headers["content-type"] == "application/problem+json"
@@ -65,6 +70,8 @@ def assert_problem(answer: Any, status: int, code: str, field: str | None = None
     assert value["type"] == f"urn:tether:problem:{code.lower()}" and value["title"] and value["detail"]
     if field is not None:
         assert field in [one["field"] for one in value["fields"]], value
+    for one in value.get("fields", ()):
+        assert not PYDANTIC.search(one["remedy"]), one
 
 
 @pytest.mark.parametrize("path", [*GETS, *POSTS, "/nowhere"])
@@ -168,6 +175,28 @@ async def test_hostile_fields_of_a_message_are_refused_by_name(
     body = {"request_id": "q9", "content": [{"type": "text", "text": "hi"}], **change}
     answer = await backend.client.post("/v1/conversations/c1/messages", json=body)
     assert_problem(answer, 422, "INVALID", field)
+
+
+async def test_every_field_that_is_refused_is_told_with_its_remedy(backend: Backend) -> None:
+    body = {"content": "hi", "agent": {"kind": "Claude Code", "args": [7]}, "workspace": "a/b", "mode": "now", "v": 1}
+    answer = await backend.client.post("/v1/conversations/c1/messages", json=body)
+    assert_problem(answer, 422, "INVALID")
+    assert {one["field"]: one["remedy"] for one in answer.json()["fields"]} == {
+        "request_id": "is required",
+        "content": "must be a list",
+        "agent.kind": "must be 1 to 64 of the characters a-z 0-9 : . _ -, with a letter or digit first",
+        "agent.args.0": "must be text",
+        "workspace": "must be 1 to 64 of the characters A-Z a-z 0-9 _ -",
+        "mode": "must be one of auto, interject or takeover",
+        "v": "is not known; leave it out",
+    }
+    for one in answer.json()["fields"]:
+        assert f"{one['field']}: {one['remedy']}" in answer.json()["detail"]
+    queried = await backend.client.get("/v1/executions?limit=0&conversation=..")
+    assert {one["field"]: one["remedy"] for one in queried.json()["fields"]} == {
+        "query.limit": "must be at least 1",
+        "query.conversation": "must be 1 to 64 of the characters A-Z a-z 0-9 _ -",
+    }
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import pytest
 
 from support_backend import Backend, Log, eventually, running_backend, token_of
 from tether.api import WsClose
+from tether.limits import WS_MESSAGE_BYTES_MAX
 from tether.testing import MemoryBus, MemoryServer
 from tether_backend.http import server
 
@@ -186,12 +187,26 @@ async def test_a_peer_that_pings_and_reads_nothing_is_owed_no_more_than_the_last
     writer.transport.abort()
 
 
-async def test_a_message_in_fragments_without_end_is_a_message_at_its_first(backend: Backend) -> None:
+async def test_a_message_in_fragments_without_end_costs_its_bytes_up_to_the_bound_of_a_message(
+    backend: Backend,
+) -> None:
+    before = memory_bytes()
     reader, writer = await follow(backend)
-    writer.write(frame(TEXT, b"", fin=False) + frame(0, b"", fin=False) * 100)
-    async with asyncio.timeout(10):
+    writer.write(frame(TEXT, b"{", fin=False))
+    for size in (0, 1):
+        pieces = frame(0, b" " * size, fin=False) * 10_000
+        for _ in range(10):
+            writer.write(pieces)
+            await writer.drain()
+    left = (WS_MESSAGE_BYTES_MAX - 1 - 10 * 10_000) // 120 - 1  # a ping fits, too
+    writer.write(frame(0, b" " * 120, fin=False) * left + frame(PING, b"the last"))
+    async with asyncio.timeout(20):
+        while b"the last" not in (told := await reader.read(65_536)):
+            assert told, "closed before the bound"
+        assert memory_bytes() - before < 24 << 20
+        writer.write(frame(0, b" " * 120, fin=False) * 2 + frame(0, b" " * 120))
         told = await reader.read()
-    assert struct.pack(">H", WsClose.NO_MESSAGES) in told[-60:]
+    assert struct.pack(">H", WsClose.TOO_LARGE) in told[-130:] and b"exceeds limit" in told
     writer.transport.abort()
 
 

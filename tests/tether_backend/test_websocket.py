@@ -197,13 +197,15 @@ async def test_a_peer_that_takes_nothing_at_all_is_aborted_soon_after_it_was_cut
         await eventually(aborted, "the service let the connection go", timeout_s=10)
 
 
-async def test_a_message_of_the_client_closes_the_connection_and_says_where_requests_go(reader: SocketReader) -> None:
-    for message in ("{}", b"\0", '{"op": "stop"}'):
+async def test_a_message_that_cannot_be_replied_to_closes_the_connection_and_says_what_a_message_is(
+    reader: SocketReader,
+) -> None:
+    for message in ("{}", b"\0", '{"op": "stop"}', "[]", '{"ask": "a b"}', '{"ask": 1}', "{", b'{"ask": "a1"}'):
         await reader.open()
         await reader.until("live")
         await reader.connection.send(message)
         assert await reader.next() is None
-        assert reader.close_code == WsClose.NO_MESSAGES and "HTTP" in reader.close_reason
+        assert reader.close_code == WsClose.NOT_AN_ASK and "ask, op and body" in reader.close_reason
     await reader.open()
     await reader.connection.send("x" * (WS_MESSAGE_BYTES_MAX + 1))
     while await reader.next() is not None:

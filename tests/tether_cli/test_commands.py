@@ -106,14 +106,94 @@ async def test_a_set_takes_its_public_names_from_the_shell_and_tells_what_it_doe
 
 
 async def test_what_is_named_wrongly_is_told_with_where_to_look(data: Path) -> None:
-    up(data)
+    home = data.parent  # where no agent is installed
+    bare = {"HOME": str(home), "XDG_CACHE_HOME": str(home), "XDG_CONFIG_HOME": str(home), "PATH": str(home)}
+    started = tether("up", "--detach", data=data, **bare)
+    assert started.returncode == 0, started.stderr
     retried = tether("webhooks", "--retry", "chat/ntf_1", data=data)
     assert retried.returncode == 2
     assert "`tether webhooks` lists notifications" in retried.stderr
-    unstarted = tether("run", "hello", "--agent", "acp:nowhere", data=data)
+    # Whoever names no agent may mean one that runs in the conversation: it is sent, and what came of it is told.
+    unstarted = tether("run", "hello", "--conversation", "c1", data=data)
     assert unstarted.returncode == 1
     assert "── never_started, " in unstarted.stderr and "`tether doctor`" in unstarted.stderr
     assert "tokens" not in unstarted.stderr and "tether logs" not in unstarted.stderr
+
+
+def test_an_agent_that_the_set_does_not_have_is_refused_before_anything_is_sent(data: Path, tmp_path: Path) -> None:
+    up(data)
+    arguments = ("run", "hello", "--agent", "nosuch", "--workspace", str(tmp_path))
+    refused = tether(*arguments, data=data)
+    assert refused.returncode == 2
+    [line] = refused.stderr.splitlines()
+    assert line.startswith("tether: --agent nosuch: the set has none of this name; it has scripted")
+    assert "`tether agents list`" in line
+    error = json.loads(tether(*arguments, "--json", data=data).stderr)["error"]
+    assert "nosuch" in error["message"] and error["exit_code"] == 2
+    assert value_of(tether("ps", "--all", "--json", data=data))["executions"] == []
+    assert not any((data / "workspaces").iterdir()) and not any(tmp_path.glob("*/.tether"))
+
+
+def test_run_says_first_that_an_agent_has_no_key(data: Path, tmp_path: Path) -> None:
+    agents = tmp_path / "agents.toml"
+    agents.write_text(
+        '[agents.claude]\ncommand = ["/nowhere/claude"]\n[agents.codex]\ncommand = ["/nowhere/codex"]\n'
+        '[agents."acp:mine"]\ncommand = ["/nowhere/mine"]\n'
+    )
+    shell = {"XDG_CONFIG_HOME": str(tmp_path), "OPENAI_API_KEY": "sk-do-not-show"}
+    keys = ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN", "CLAUDE_CODE_OAUTH_TOKEN", "CODEX_API_KEY")
+    started = tether("up", "--detach", "--agents-file", str(agents), data=data, **shell, **dict.fromkeys(keys, ""))
+    assert started.returncode == 0, started.stderr
+    without = tether("run", "hello", "--agent", "claude", data=data)
+    assert without.stderr.splitlines()[0].startswith("tether: claude has no key")
+    assert "set ANTHROPIC_API_KEY in the shell that starts the set" in without.stderr.splitlines()[0]
+    as_json = tether("run", "hello", "--agent", "claude", "--json", data=data)
+    assert "claude has no key" in json.loads(as_json.stderr.splitlines()[0])["warning"]["message"]
+    for line in as_json.stdout.splitlines():
+        assert "warning" not in json.loads(line)
+    for agent in ("codex", "acp:mine", "scripted"):
+        assert "has no key" not in tether("run", "hello", "--agent", agent, data=data).stderr
+    assert "sk-do-not-show" not in (data / "state.json").read_text()
+
+
+async def test_the_logs_retention_is_the_shells_and_is_no_difference(data: Path) -> None:
+    from tether.bus import connect
+
+    retention = {"TETHER_EVENTS_MAX_AGE_S": "3600", "TETHER_EVENTS_MAX_BYTES": str(32 << 20)}
+    done = tether("up", "--detach", data=data, **retention)
+    assert done.returncode == 0 and "is not used" not in done.stderr, done.stderr
+    found = state.require(data)
+    assert (found.events_max_age_s, found.events_max_bytes) == (3600, 32 << 20)
+    async with await connect(found.nats_url, name="test", user=found.nats_user, password=found.nats_password) as bus:
+        config = (await bus.api("$JS.API.STREAM.INFO.EVENTS_default"))["config"]
+    assert isinstance(config, dict)
+    assert (config["max_age"], config["max_bytes"]) == (3600 * 10**9, 32 << 20)
+    # From a shell that says nothing of it: the set's own counts.
+    assert value_of(tether("topology", "diff", "--json", data=data)) == {"differences": []}
+    checks = {check["name"]: check for check in value_of(tether("doctor", "--json", data=data))["checks"]}
+    assert checks["topology"]["verdict"] == "ok" and "64 MiB are reserved" in checks["disk"]["detail"]
+    assert tether("topology", "ensure", data=data).returncode == 0
+    tether("down", data=data)
+    up(data)
+    assert value_of(tether("topology", "diff", "--json", data=data)) == {"differences": []}
+    assert state.require(data).events_max_age_s == 7 * 24 * 3600
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "code", "told"),
+    [
+        ("TETHER_EVENTS_MAX_AGE_S", "7d", 2, "TETHER_EVENTS_MAX_AGE_S must be a whole number of seconds"),
+        ("TETHER_EVENTS_MAX_BYTES", "-1", 2, "TETHER_EVENTS_MAX_BYTES must be a whole number of bytes"),
+        ("TETHER_EVENTS_MAX_AGE_S", "5", 1, "TETHER_EVENTS_MAX_AGE_S: must be at least 60"),
+    ],
+)
+def test_a_retention_that_cannot_be_is_named_when_the_set_starts(
+    data: Path, name: str, value: str, code: int, told: str
+) -> None:
+    done = tether("up", "--detach", data=data, **{name: value})
+    assert done.returncode == code
+    assert told in done.stderr and "Traceback" not in done.stderr
+    assert processes_of(data) == []
 
 
 def test_a_data_directory_that_cannot_be_written_is_told_in_one_line(data: Path) -> None:
@@ -276,6 +356,22 @@ def test_wrong_usage_ends_with_2_and_no_traceback(data: Path, arguments: tuple[s
     done = tether(*arguments, data=data)
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("up", "--port", "70000"), "'--port': must be at most 65535"),
+        (("webhooks", "--limit", "many"), "'--limit': must be a whole number"),
+        (("ps", "--limit", "0"), "'--limit': must be at least 1"),
+    ],
+)
+def test_a_value_that_an_option_does_not_take_is_told_in_our_words(
+    data: Path, arguments: tuple[str, ...], told: str
+) -> None:
+    done = tether(*arguments, data=data)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].endswith(told)
 
 
 def test_doctor_tells_where_a_key_comes_from_and_never_the_key(data: Path, tmp_path: Path) -> None:

@@ -240,6 +240,7 @@ def test_a_waiting_approval_is_answered_from_another_terminal(up: TetherSet) -> 
         (["say", "nothing-here", "x"], 1, "SESSION_STREAM_NOT_ACTIVE"),
         (["answer", "nothing-here", "x"], 2, "give allow, deny or --choose"),
         (["answer", "nothing-here", "x", "perhaps"], 2, "must be allow or deny"),
+        (["webhooks", "--state", "foo"], 2, "--state must be one of pending, delivered, dead"),
     ],
 )
 def test_an_error_is_one_line_with_a_remedy_and_its_exit_code(

@@ -39,7 +39,7 @@ from tether_oracle import load_truth
 
 SETTLE_S: Final = 120.0  # after the last fault: everything that was begun is over, or it never will be
 CATCH_UP_S: Final = 45.0
-SLOW_S: Final = 3.0  # a re-attach that is told apart
+SLOW_S: Final = 1.0  # a re-attach that is told apart
 BACK_OFF_MAX_S: Final = 0.5  # of the set's supervisor: who is killed again and again is started again soon
 DISK_BYTES: Final = 512 << 20
 _LOOK_S: Final = 0.1
@@ -250,7 +250,13 @@ class Round:
             due_s, began_s = max(outcome.sent_s, before_s), reader.begins[execution]
             sample = start_sample(self._done.outages, Chain(tiers, talk.plan.workspace), due_s, began_s)
             if sample is not None and sample[0] in ("router", "agent"):
-                self._add({sample[0]: [sample[1]]})
+                tier, seconds = sample
+                self._add({tier: [seconds]})
+                if seconds > SLOW_S:
+                    due, began = (f"{time_s - self._began_s:.1f}" for time_s in (due_s, began_s))
+                    self.result.slow.append(
+                        f"{outcome.prompt.request}: {seconds:.1f} s after {tier}: due at {due} s, began at {began} s"
+                    )
 
     def _add(self, samples: Mapping[str, Sequence[float]]) -> None:
         for tier, found in samples.items():

@@ -148,9 +148,18 @@ def _finding(kind: str, given: Mapping[str, Any], agents_dir: Path | None, env: 
     )
 
 
+def key_remedy(kind: str) -> str:
+    """How an agent that wants a key (one of KEYS) gets it."""
+    login = ", or `tether agents login`" if kind == "claude" else ""
+    return f"set {KEYS[kind][0]} in the shell that starts the set, or key_file in the agents file{login}"
+
+
 def _key_source(kind: str, settings: Mapping[str, Any], env: Mapping[str, str]) -> str:
     if isinstance(settings.get("key_file"), str):
         return str(settings["key_file"])
+    given = settings.get("env")
+    if isinstance(given, dict) and any(given.get(name) for name in KEYS.get(kind, ())):
+        return "agents file"
     wanted = settings.get("env_from")
     named = [name for name in wanted if isinstance(name, str) and env.get(name)] if isinstance(wanted, list) else []
     keys = [name for name in named if name in KEYS[kind]] if kind in KEYS else named

@@ -10,9 +10,10 @@ import importlib
 import pkgutil
 import sys
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import typer
+from typer.core import TyperGroup
 
 from tether_cli import commands
 from tether_cli.output import CliError, Exit, report
@@ -28,10 +29,31 @@ Exit codes: 0 done, 1 the outcome is a failure, 2 wrong usage, 3 no set is up or
 4 denied, 5 the outcome is lost or partial, 130 interrupted."""
 
 
+class _Group(TyperGroup):
+    """Typer reads values by pydantic and tells its words: here they are ours, as everywhere."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except typer.BadParameter as error:
+            from pydantic import ValidationError
+
+            from tether.refusals import problems_of
+
+            if isinstance(error.__cause__, ValidationError):
+                error.message = problems_of(error.__cause__.errors(include_input=False, include_url=False))[0].remedy
+            raise
+
+
 def build() -> typer.Typer:
     """The application with every command registered."""
     app = typer.Typer(
-        help=_HELP, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
+        cls=_Group,
+        help=_HELP,
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
     )
 
     @app.callback()

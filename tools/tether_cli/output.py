@@ -94,6 +94,11 @@ class Output:
         if not self.as_json:
             _write(sys.stderr, text)
 
+    def warn(self, message: str, remedy: str) -> None:
+        """What may go wrong, on stderr: one line, with `--json` one JSON object."""
+        told = json.dumps({"warning": {"message": message, "remedy": remedy}}, ensure_ascii=False)
+        _write(sys.stderr, told if self.as_json else f"tether: {message}; {remedy}")
+
     def value(self, value: object) -> None:
         """A JSON value on a line of its own; nothing without `--json`."""
         if self.as_json:

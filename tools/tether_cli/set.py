@@ -34,6 +34,7 @@ from typing import Any, Final, Self
 from tether import failpoints, subjects
 from tether.bus import connect
 from tether.errors import BusError
+from tether.limits import EVENTS_MAX_AGE_S, EVENTS_MAX_BYTES
 from tether.processes import identify
 from tether.service import write_whole
 from tether_cli import agents_config, nats_server, state
@@ -46,6 +47,7 @@ SANDBOXES_STOP_S: Final = 60.0
 LEFTOVER_TERM_S: Final = 15.0
 EPHEMERAL_LOG_BYTES: Final = 128 << 20  # reserved by JetStream for a set that lives as long as one command
 _EPHEMERAL_PREFIX: Final = "tether-"
+_DIGITS_MAX: Final = 18  # JetStream's numbers are of 64 bits
 # What the shell that starts the set may say of traces and metrics. With port 0 each service takes a free one: its
 # ready file and its log say which.
 _TELEMETRY: Final = (
@@ -54,6 +56,8 @@ _TELEMETRY: Final = (
 _COLLECTOR_TELEMETRY: Final = ("TETHER_AGENT_COLLECTOR_METRICS_LISTEN",)
 # What else that shell decides; everything that is not named here the set decides itself.
 _FRONT: Final = ("TETHER_HTTP_HOSTS", "TETHER_HTTP_ORIGINS", "TETHER_WEBHOOKS_FILE")
+_EVENTS_BYTES: Final = "TETHER_EVENTS_MAX_BYTES"
+_EVENTS_AGE: Final = "TETHER_EVENTS_MAX_AGE_S"
 # Not for the services: the command's own, the SDK's, the test agent's, and what tests arm.
 _NOT_OF_SERVICES: Final = ("TETHER_CLI_", "TETHER_CLIENT_", "TETHER_SCRIPTED_", "TETHER_TEST_")
 _SERVICES: Final = {"router": "tether_router", "agent": "tether_agent", "backend": "tether_backend"}
@@ -79,12 +83,41 @@ class SetOptions:
 
 def unused_settings(environ: Mapping[str, str]) -> list[str]:
     """Variables `TETHER_…` of a shell that a set started from it does not take over."""
-    taken = {*_TELEMETRY, *_COLLECTOR_TELEMETRY, *_FRONT}
+    taken = {*_TELEMETRY, *_COLLECTOR_TELEMETRY, *_FRONT, _EVENTS_BYTES, _EVENTS_AGE}
     return sorted(
         name
         for name in environ
         if name.startswith("TETHER_") and name not in taken and not name.startswith(_NOT_OF_SERVICES)
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """Of the tenant's log: `max_bytes` (JetStream reserves them) and `max_age_s`."""
+
+    max_bytes: int = EVENTS_MAX_BYTES
+    max_age_s: int = EVENTS_MAX_AGE_S
+
+
+def retention(environ: Mapping[str, str], *, ephemeral: bool = False) -> Retention:
+    """As the shell says it; an ephemeral set has its own. Raises CliError for what is no number; what numbers it takes
+    the router says when it starts."""
+    if ephemeral:
+        return Retention(max_bytes=EPHEMERAL_LOG_BYTES)
+    return Retention(
+        max_bytes=_number(environ, _EVENTS_BYTES, EVENTS_MAX_BYTES, "bytes"),
+        max_age_s=_number(environ, _EVENTS_AGE, EVENTS_MAX_AGE_S, "seconds"),
+    )
+
+
+def _number(environ: Mapping[str, str], name: str, default: int, unit: str) -> int:
+    given = environ.get(name)
+    if given is None:
+        return default
+    if not (given.isascii() and given.isdigit() and len(given) <= _DIGITS_MAX):
+        remedy = f"as {name}={default}, or leave it out"
+        raise CliError(f"{name} must be a whole number of {unit}", remedy=remedy, exit_code=Exit.USAGE)
+    return int(given)
 
 
 class ServiceSet:
@@ -99,6 +132,7 @@ class ServiceSet:
         self._keepers: list[asyncio.Task[None]] = []
         self._state: SetState | None = None
         self._http_url = ""
+        self._retention = retention(os.environ, ephemeral=options.ephemeral)
 
     @property
     def state(self) -> SetState:
@@ -157,6 +191,9 @@ class ServiceSet:
             supervisor=supervisor,
             ephemeral=self.options.ephemeral,
             started_at=time.time_ns() // 1_000_000,
+            events_max_bytes=self._retention.max_bytes,
+            events_max_age_s=self._retention.max_age_s,
+            agents={each.kind: each.key_source for each in found if each.command},
         )
         self._note_children()
 
@@ -242,7 +279,7 @@ class ServiceSet:
     def _own_settings(self, name: str, passwords: dict[str, Path]) -> dict[str, str]:
         match name:
             case "router":
-                return {"TETHER_EVENTS_MAX_BYTES": str(EPHEMERAL_LOG_BYTES)} if self.options.ephemeral else {}
+                return {_EVENTS_BYTES: str(self._retention.max_bytes), _EVENTS_AGE: str(self._retention.max_age_s)}
             case "agent":
                 return {
                     "TETHER_AGENT_STATE_DIR": str(self.paths.agent),

@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from tether.limits import EVENTS_MAX_AGE_S, EVENTS_MAX_BYTES
 from tether.processes import ProcessId, is_running
 from tether.service import write_whole
 from tether_cli.output import CliError, Exit
@@ -113,7 +114,9 @@ class Paths:
 
 @dataclass(frozen=True, slots=True)
 class SetState:
-    """What is up. `user` and the password in `password_file` are the CLI's own on the bus."""
+    """What is up. `nats_user` and the password in `nats_password_file` are the CLI's own on the bus. `events_max_bytes`
+    and `events_max_age_s`: the retention that the set gives its tenant's log. `agents`: those that it can run, each
+    with where its key comes from (never the key; empty: from nowhere); None: not noted."""
 
     data: str
     http_url: str
@@ -126,6 +129,9 @@ class SetState:
     children: dict[str, ProcessId] = field(default_factory=dict)
     ephemeral: bool = False
     started_at: int = 0
+    events_max_bytes: int = EVENTS_MAX_BYTES
+    events_max_age_s: int = EVENTS_MAX_AGE_S
+    agents: dict[str, str] | None = None
     version: int = STATE_VERSION
 
     @property

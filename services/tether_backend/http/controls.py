@@ -43,16 +43,27 @@ class Settled:
         return _RANK.get(self.receipt["status"], 0)
 
 
-async def find_target(deps: Deps, tenant: str, execution: str, control: str) -> ExecutionTarget | Settled:
-    """Raises ProblemError: NOT_FOUND, TARGET_STALE (with the current target)."""
+def no_execution() -> ProblemError:
+    return ProblemError(problem(Code.NOT_FOUND, "execution: there is none of this id"))
+
+
+async def find_target(
+    deps: Deps, tenant: str, execution: str, control: str, *, within: str | None = None
+) -> ExecutionTarget | Settled:
+    """`within`: the conversation that is asked about; an execution of another one is not found.
+
+    Raises ProblemError: NOT_FOUND, TARGET_STALE (with the current target)."""
     place = await _place(deps, tenant, execution)
     if place is not None:
         owner = await deps.runtime.owner(tenant, place.workspace, place.conversation)
     else:
         owner = await deps.runtime.owner_of_execution(tenant, execution)
         if owner is None:
-            raise ProblemError(problem(Code.NOT_FOUND, "execution: there is none of this id"))
+            raise no_execution()
     target = None if owner is None else owner.target
+    conversation = place.conversation if place is not None else None if target is None else target.conversation
+    if within is not None and conversation != within:
+        raise no_execution()
     if target is not None and target.execution == execution:
         return target
     known = await receipt_of(deps, tenant, control, execution)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from tether.api import (
     EVENT_STREAM_TYPE,
+    INTERACTION_CHARS_MAX,
     LAST_EVENT_ID_HEADER,
     AnswerRequest,
     ControlAnswer,
@@ -37,7 +38,6 @@ from tether_backend.http.sse import EventStream
 from tether_backend.runtime import Deps
 
 router = APIRouter()
-_INTERACTION_CHARS_MAX: Final = 256
 
 
 @router.get("/v1/conversations", response_model=ConversationList)
@@ -102,9 +102,17 @@ async def follow(
 )
 async def answer(conversation: ConversationId, interaction: str, request: Request, who: Who, deps: With) -> Any:
     """Answer what waits for a human. The collector decides: of two answers one wins, the other gets its receipt."""
-    if not 1 <= len(interaction) <= _INTERACTION_CHARS_MAX:
-        raise InvalidError("path.interaction", f"must be 1 to {_INTERACTION_CHARS_MAX} characters")
+    if not 1 <= len(interaction) <= INTERACTION_CHARS_MAX:
+        raise InvalidError("path.interaction", f"must be 1 to {INTERACTION_CHARS_MAX} characters")
     body = await body_of(request, AnswerRequest)
+    return await give(deps, who.tenant, conversation, interaction, body, control_id_of(request, body.control_id))
+
+
+async def give(
+    deps: Deps, tenant: str, conversation: str, interaction: str, body: AnswerRequest, control: str | None
+) -> Response:
+    """An answer, under the control id that the client chose, or else one that is the answer's own. Raises ProblemError,
+    BusError, SQLAlchemyError."""
     payload = AnswerPayload(
         interaction=interaction,
         decision=body.decision,
@@ -112,9 +120,9 @@ async def answer(conversation: ConversationId, interaction: str, request: Reques
         input=body.input,
         answers=body.answers,
     ).model_dump(mode="json", exclude_none=True)
-    execution = body.execution or await _execution_of(deps, who.tenant, conversation, interaction)
-    control = control_id_of(request, body.control_id) or _derived(who.tenant, execution, payload)
-    target = await find_target(deps, who.tenant, execution, control)
+    execution = body.execution or await _execution_of(deps, tenant, conversation, interaction)
+    control = control or _derived(tenant, execution, payload)
+    target = await find_target(deps, tenant, execution, control, within=conversation)
     return await send(deps, target, "answer", control, payload)
 
 

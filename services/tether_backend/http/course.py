@@ -15,7 +15,8 @@ Once a stream is open it is never turned into an error: while the bus is away it
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
+import contextlib
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final, Protocol
@@ -196,10 +197,20 @@ class Course:
         self._writing_since_s: float | None = None  # while a write is under way
         self._stalled = False
         self._timer: asyncio.TimerHandle | None = None
+        self._mailbox = Mailbox(SSE_BUFFER_BYTES_MAX, self.cut, view.wire)
+
+    @contextlib.contextmanager
+    def holding(self, size_bytes: int) -> Iterator[None]:
+        """So many bytes wait for this reader besides the stream's: they count to its bound."""
+        self._mailbox.hold(size_bytes)
+        try:
+            yield
+        finally:
+            self._mailbox.release(size_bytes)
 
     async def run(self, left: Coroutine[Any, Any, None]) -> Ending:
         """Until it is over; `left` returns once the reader's side is done with it."""
-        mailbox = Mailbox(SSE_BUFFER_BYTES_MAX, self._cut, self._view.wire)
+        mailbox = self._mailbox
         self._feed.attach(self._view.conversation, mailbox)
         failpoint("backend.attach.subscribed")
         self._deps.metrics.readers.inc()
@@ -226,8 +237,8 @@ class Course:
                 task.cancel()
             await asyncio.gather(reader, gone, return_exceptions=True)
 
-    def _cut(self) -> None:
-        """The mailbox overflowed: the write that hangs is released by giving the connection up."""
+    def cut(self) -> None:
+        """Too slow: the write that hangs is released by giving the connection up."""
         _log.warning("reader_cut", conversation=self._view.conversation, wire=self._view.wire.name)
         self._deps.metrics.cut.inc()
         self._sink.cut()
@@ -240,7 +251,7 @@ class Course:
             self._timer = self._loop.call_later(left_s, self._watch, reader)
             return
         self._stalled = True
-        self._cut()
+        self.cut()
         reader.cancel()
 
     def _put(self, data: bytes) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import pydantic_core
 import structlog
 from fastapi import FastAPI, Request
@@ -12,6 +14,7 @@ from starlette.responses import Response
 
 from tether.api import PROBLEM_TYPE
 from tether.errors import BusError, Code, FieldProblem, MessageTooLargeError, Problem, ProblemError, problem
+from tether.refusals import detail_of, problems_of
 
 _log = structlog.get_logger("tether.http")
 _RETRY_AFTER_S = 1.0
@@ -55,29 +58,36 @@ def of_database(error: Exception) -> Problem:
     return problem(Code.RUNTIME_UNAVAILABLE, "the database does not answer for now", retry_after_s=_RETRY_AFTER_S)
 
 
+FAILURES: Final = (ProblemError, BusError, SQLAlchemyError)  # what a request may come to, each with its problem
+
+
+def of_failure(error: ProblemError | BusError | SQLAlchemyError) -> Problem:
+    """The problem that the caller is told, over HTTP and over a WebSocket."""
+    match error:
+        case ProblemError():
+            return error.problem
+        case BusError():
+            _log.warning("http_bus_failed", detail=error.detail, subject=error.subject)
+            return of_bus(error)
+        case SQLAlchemyError():
+            return of_database(error)
+
+
+def failed_here() -> Problem:
+    """What nobody foresaw: it is logged where it is caught."""
+    what = problem(Code.RUNTIME_UNAVAILABLE, "the request failed here; it is logged", retryable=True)
+    return what.model_copy(update={"status": 500})
+
+
 def of_validation(error: RequestValidationError) -> Problem:
     """Path, query and header parameters: `path.conversation`, `query.limit`. Nothing of the input is echoed."""
-    fields = tuple(
-        FieldProblem(field=".".join(str(part) for part in item["loc"]), remedy=str(item["msg"]))
-        for item in error.errors()
-    )
-    first = fields[0]
-    return problem(Code.INVALID, f"{first.field}: {first.remedy}", fields=fields)
+    fields = problems_of(error.errors())
+    return problem(Code.INVALID, detail_of(fields), fields=fields)
 
 
-async def _of_problem(_: Request, error: Exception) -> Response:
-    assert isinstance(error, ProblemError)
-    return ProblemResponse(error.problem)
-
-
-async def _of_bus(_: Request, error: Exception) -> Response:
-    assert isinstance(error, BusError)
-    _log.warning("http_bus_failed", detail=error.detail, subject=error.subject)
-    return ProblemResponse(of_bus(error))
-
-
-async def _of_database(_: Request, error: Exception) -> Response:
-    return ProblemResponse(of_database(error))
+async def _of_failure(_: Request, error: Exception) -> Response:
+    assert isinstance(error, FAILURES)
+    return ProblemResponse(of_failure(error))
 
 
 async def _of_validation(_: Request, error: Exception) -> Response:
@@ -105,14 +115,12 @@ async def _of_http(_: Request, error: Exception) -> Response:
 async def _of_anything(request: Request, error: Exception) -> Response:
     """The process boundary: logged with its traceback, told without it."""
     _log.error("http_failed", path=request.url.path, exc_info=error)
-    what = problem(Code.RUNTIME_UNAVAILABLE, "the request failed here; it is logged", retryable=True)
-    return ProblemResponse(what.model_copy(update={"status": 500}))
+    return ProblemResponse(failed_here())
 
 
 def install(app: FastAPI) -> None:
-    app.add_exception_handler(ProblemError, _of_problem)
-    app.add_exception_handler(BusError, _of_bus)
-    app.add_exception_handler(SQLAlchemyError, _of_database)
+    for kind in FAILURES:
+        app.add_exception_handler(kind, _of_failure)
     app.add_exception_handler(RequestValidationError, _of_validation)
     app.add_exception_handler(HTTPException, _of_http)
     app.add_exception_handler(Exception, _of_anything)

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import JSONResponse
 from pydantic import ValidationError
+from starlette.responses import Response
 
 from tether.api import (
     ITEMS_PAGE_MAX,
@@ -23,10 +24,20 @@ from tether.cursor import Cursor
 from tether.errors import Code, ProblemError, problem
 from tether.fold import ExecutionState
 from tether.ids import TOKEN_PATTERN, ExecutionTarget, new_id
+from tether.limits import EXECUTION_TOKEN_CONVERSATION
 from tether.snapshot import Snapshot, Watermark, take
 from tether.snapshots import Absence, Found, Snapshots, target_of
 from tether.subjects import EventAddress
-from tether_backend.http.controls import Settled, answer_of, ask_receipt, find_target, receipt_of, send, settled
+from tether_backend.http.controls import (
+    Settled,
+    answer_of,
+    ask_receipt,
+    find_target,
+    no_execution,
+    receipt_of,
+    send,
+    settled,
+)
 from tether_backend.http.parse import (
     LIMIT_DEFAULT,
     ExecutionId,
@@ -175,8 +186,22 @@ async def control_execution(
 ) -> Any:
     """`interrupt` ends the turn, `stop` the process. The body may be left out."""
     body = await body_of(request, ControlBody, optional=True)
-    control = control_id_of(request, body.control_id) or new_id("ctl")
-    target = await find_target(deps, who.tenant, execution, control)
+    return await end(deps, who.tenant, execution, verb, control_id_of(request, body.control_id))
+
+
+async def end(
+    deps: Deps,
+    tenant: str,
+    execution: str,
+    verb: Literal["interrupt", "stop"],
+    control: str | None,
+    *,
+    within: str | None = None,
+) -> Response:
+    """A turn, or a process, under the control id that the client chose, or else a new one. `within`: see `find_target`.
+    Raises ProblemError, BusError, SQLAlchemyError."""
+    control = control or new_id("ctl")
+    target = await find_target(deps, tenant, execution, control, within=within)
     return await send(deps, target, verb, control, {})
 
 
@@ -188,14 +213,24 @@ async def get_control(
     execution: Annotated[str | None, Query(pattern=TOKEN_PATTERN)] = None,
 ) -> Any:
     """What became of a control: the collector's word where the execution lives, else the log's."""
-    await deps.caught_up(who.tenant)
-    known = await receipt_of(deps, who.tenant, control, execution)
+    return await look_up(deps, who.tenant, control, execution)
+
+
+async def look_up(
+    deps: Deps, tenant: str, control: str, execution: str | None, *, within: str | None = None
+) -> Response:
+    """The receipt as it stands. `within`: see `find_target`; what is of no execution is of no conversation either.
+    Raises ProblemError, BusError, SQLAlchemyError."""
+    await deps.caught_up(tenant)
+    known = await receipt_of(deps, tenant, control, execution)
     named = execution or (known.execution if known is not None else None)
-    if named is None or named == "_":
+    if named is None or named == EXECUTION_TOKEN_CONVERSATION:
+        if within is not None:
+            raise no_execution()
         if known is None:
             raise ProblemError(problem(Code.NOT_FOUND, "control: none of this id is known; name its execution"))
         return answer_of(settled(known, "", control), known.execution)
-    target = await find_target(deps, who.tenant, named, control)
+    target = await find_target(deps, tenant, named, control, within=within)
     if isinstance(target, Settled):
         return answer_of(settled(target, "", control), named)
     return answer_of(await ask_receipt(deps, target, control), named)

@@ -14,6 +14,7 @@ import structlog
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from pydantic import ValidationError
+from starlette.responses import Response
 
 from tether import subjects, tracing
 from tether.api import MessageAccepted, MessageRequest
@@ -24,6 +25,7 @@ from tether.limits import ADMISSION_WAIT_S, WAITING_PROMPTS_MAX
 from tether.ports import Bus
 from tether.prompt import Prompt, invalid
 from tether.submission import Admitted, Publish, Refuse, Wait, decide
+from tether_backend.config import Principal
 from tether_backend.feed import Feed, Mailbox, Turn
 from tether_backend.http.parse import ConversationId, Who, With, body_of
 from tether_backend.runtime import Deps, Runtime
@@ -48,7 +50,11 @@ _HINT_BYTES_MAX: Final = 64 * 1024  # of live events that only wake us
     },
 )
 async def post_message(conversation: ConversationId, request: Request, who: Who, deps: With) -> Any:
-    body = await body_of(request, MessageRequest)
+    return await submit(deps, who, conversation, await body_of(request, MessageRequest))
+
+
+async def submit(deps: Deps, who: Principal, conversation: str, body: MessageRequest) -> Response:
+    """202. Raises ProblemError, BusError."""
     prompt = await _prompt(deps.runtime, who.tenant, who.name, conversation, body)
     feed = deps.feeds[who.tenant]
     before = Cursor.after(feed.position, feed.stored_at_ns) if feed.stored_at_ns else Cursor.beginning()

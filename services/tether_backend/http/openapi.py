@@ -67,7 +67,7 @@ class Body:
 @dataclass(frozen=True, slots=True)
 class Answer:
     """One status that is no problem. `frames`: SSE or WebSocket frames by name, with the model of their data (None:
-    an empty object)."""
+    an empty object). `asks`: what a WebSocket's client may ask, by `op`, with the model of its body."""
 
     description: str
     model: type[BaseModel] | None = None
@@ -75,6 +75,7 @@ class Answer:
     media: str = JSON_TYPE
     headers: Mapping[str, str] = field(default_factory=dict)
     frames: Mapping[str, type[BaseModel] | None] = field(default_factory=dict)
+    asks: Mapping[str, type[BaseModel]] = field(default_factory=dict)
     schema: Mapping[str, Any] | None = None
 
 
@@ -171,6 +172,8 @@ class _Models:
                 for model in (answer.model, *answer.frames.values()):
                     if model is not None:
                         wanted[model, "serialization"] = None
+                for asked in answer.asks.values():
+                    wanted[asked, "validation"] = None
         self._refs, found = models_json_schema(list(wanted), ref_template=REF_TEMPLATE)
         self.schemas: Json = dict(found.get("$defs", {}))
         self.schemas["ProblemDocument"] = {
@@ -268,6 +271,8 @@ def _answer(answer: Answer, models: _Models) -> Json:
             name: {"type": "object"} if model is None else models.ref(model, "serialization")
             for name, model in answer.frames.items()
         }
+    if answer.asks:
+        content["x-asks"] = {op: models.ref(model, "validation") for op, model in answer.asks.items()}
     if content:
         made["content"] = {answer.media: content}
     return made

@@ -19,6 +19,7 @@ from tether.api import (
     FRAME_LIVE,
     FRAME_OPEN,
     FRAME_PROBLEM,
+    FRAME_REPLY,
     FRAME_SNAPSHOT,
     ControlAnswer,
     ConversationHistory,
@@ -43,6 +44,7 @@ from tether.api import (
     StreamSnapshot,
     StreamTicket,
     UsageView,
+    WsReply,
 )
 from tether.cursor import Cursor, tag_of
 from tether.errors import Code, problem
@@ -313,4 +315,9 @@ def websocket_messages() -> dict[str, Json]:
     found: dict[str, Json] = {}
     for name, data, at in (*STREAM, *CHANGED):
         found.setdefault(name, {"frame": name, "id": at, "data": json_of(data)})
-    return {**found, FRAME_HEARTBEAT: {"frame": FRAME_HEARTBEAT, "id": None, "data": {}}}
+    reply = WsReply(ask="a1", status=200, body=json_of(STOPPED))
+    return {
+        **found,
+        FRAME_HEARTBEAT: {"frame": FRAME_HEARTBEAT, "id": None, "data": {}},
+        FRAME_REPLY: {"frame": FRAME_REPLY, "id": None, "data": json_of(reply)},
+    }

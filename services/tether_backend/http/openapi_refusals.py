@@ -6,7 +6,7 @@ from typing import Final
 
 from tether.api import IDEMPOTENCY_HEADER, PAGE_MAX
 from tether.errors import Code
-from tether.ids import TOKEN_PATTERN
+from tether.ids import TOKEN_REMEDY
 from tether.limits import HTTP_BODY_BYTES_MAX, WAITING_PROMPTS_MAX
 from tether_backend.http import openapi_examples as ex
 from tether_backend.http.openapi import Refusal
@@ -42,25 +42,25 @@ TOO_LARGE: Final = Refusal.of(
 BAD_ID: Final = Refusal.of(
     "bad_id",
     Code.INVALID,
-    f"path.conversation: String should match pattern '{TOKEN_PATTERN}'",
+    f"path.conversation: {TOKEN_REMEDY}",
     field="path.conversation",
 )
 BAD_EXECUTION: Final = Refusal.of(
     "bad_execution",
     Code.INVALID,
-    f"path.execution: String should match pattern '{TOKEN_PATTERN}'",
+    f"path.execution: {TOKEN_REMEDY}",
     field="path.execution",
 )
 BAD_CONTROL_PATH: Final = Refusal.of(
     "bad_control_path",
     Code.INVALID,
-    f"path.control: String should match pattern '{TOKEN_PATTERN}'",
+    f"path.control: {TOKEN_REMEDY}",
     field="path.control",
 )
 BAD_LIMIT: Final = Refusal.of(
     "bad_limit",
     Code.INVALID,
-    f"query.limit: Input should be less than or equal to {PAGE_MAX}",
+    f"query.limit: must be at most {PAGE_MAX}",
     field="query.limit",
 )
 BAD_PAGE: Final = Refusal.of(
@@ -73,7 +73,7 @@ BAD_CURSOR: Final = Refusal.of(
     field="cursor",
 )
 BAD_UNTIL: Final = Refusal.of("bad_until", Code.INVALID, "until: must be response:{id} or idle", field="until")
-BAD_BODY: Final = Refusal.of("bad_body", Code.INVALID, "request_id: Field required", field="request_id")
+BAD_BODY: Final = Refusal.of("bad_body", Code.INVALID, "request_id: is required", field="request_id")
 BAD_WORKSPACE: Final = Refusal.of(
     "bad_workspace",
     Code.INVALID,
@@ -87,7 +87,7 @@ BAD_CONTROL: Final = Refusal.of(
     field="control_id",
 )
 BAD_DECISION: Final = Refusal.of(
-    "bad_decision", Code.INVALID, "decision: Input should be 'allow' or 'deny'", field="decision"
+    "bad_decision", Code.INVALID, "decision: must be one of allow or deny", field="decision"
 )
 SEVERAL_ASK: Final = Refusal.of(
     "several_ask",

@@ -18,6 +18,7 @@ from tether.api import (
     FRAME_LIVE,
     FRAME_OPEN,
     FRAME_PROBLEM,
+    FRAME_REPLY,
     FRAME_SNAPSHOT,
     IDEMPOTENCY_HEADER,
     LAST_EVENT_ID_HEADER,
@@ -40,11 +41,23 @@ from tether.api import (
     StreamOpen,
     StreamSnapshot,
     StreamTicket,
+    WsAnswer,
     WsClose,
+    WsControl,
+    WsReceipt,
+    WsReply,
 )
 from tether.errors import Problem
 from tether.ids import TOKEN_PATTERN
-from tether.limits import ADMISSION_WAIT_S, CONTROL_REPLY_S, HTTP_BODY_BYTES_MAX, SSE_HEARTBEAT_S, TICKET_LIFE_S
+from tether.limits import (
+    ADMISSION_WAIT_S,
+    CONTROL_REPLY_S,
+    HTTP_BODY_BYTES_MAX,
+    SSE_HEARTBEAT_S,
+    TICKET_LIFE_S,
+    WS_ASKS_MAX,
+    WS_MESSAGE_BYTES_MAX,
+)
 from tether_backend.http import openapi_examples as ex
 from tether_backend.http import openapi_refusals as no
 from tether_backend.http.openapi import Answer, Body, Parameter, Route
@@ -227,8 +240,13 @@ CONVERSATION_ROUTES: Final[Mapping[str, Route]] = {
         "followOverWebSocket",
         "Follow a conversation (WebSocket)",
         "The same frames as `events`, each one text message `{frame, id, data}`; `id` is the cursor after it, null "
-        "where the frame does not move the reader. `message` is an event; `hb` comes in a silence. Messages are not "
-        "taken: the first closes the connection.\n\n"
+        "where the frame does not move the reader. `message` is an event; `hb` comes in a silence.\n\n"
+        "A client may ask here what it may ask over HTTP about this conversation, each as one text message "
+        "`{ask, op, body}` (`x-asks`): `ask` is a token of its own, `op` one of `send`, `answer`, `interrupt`, `stop`, "
+        "`control`, `body` the request's body, with `interaction` or `execution` where the path has it. It gets one "
+        "frame `reply` with `{ask, status, body}`: what the HTTP request would have been answered. At most "
+        f"{WS_ASKS_MAX} are under way (else a reply 429); a message has at most {WS_MESSAGE_BYTES_MAX} bytes. What has "
+        "no `ask` that is a token closes the connection.\n\n"
         "A refusal is an HTTP answer to the handshake. Close codes: "
         + ", ".join(f"{int(code)} {code.name}" for code in WsClose)
         + ". Whatever the code, the cursor stays good. Where the end that `until` asks for lies before the cursor, "
@@ -241,12 +259,19 @@ CONVERSATION_ROUTES: Final[Mapping[str, Route]] = {
                     "type": "object",
                     "required": ["frame", "id", "data"],
                     "properties": {
-                        "frame": {"enum": [*_FRAMES, FRAME_HEARTBEAT]},
+                        "frame": {"enum": [*_FRAMES, FRAME_HEARTBEAT, FRAME_REPLY]},
                         "id": {"type": ["string", "null"]},
                         "data": {"type": "object"},
                     },
                 },
-                frames={**_FRAMES, FRAME_HEARTBEAT: None},
+                frames={**_FRAMES, FRAME_HEARTBEAT: None, FRAME_REPLY: WsReply},
+                asks={
+                    "send": MessageRequest,
+                    "answer": WsAnswer,
+                    "interrupt": WsControl,
+                    "stop": WsControl,
+                    "control": WsReceipt,
+                },
             )
         },
         (
@@ -268,7 +293,8 @@ CONVERSATION_ROUTES: Final[Mapping[str, Route]] = {
         "makeTicket",
         "Get a ticket for a stream",
         f"A permit to open this conversation's `events` and `ws` as `?ticket=`, for {TICKET_LIFE_S:g} s, and nothing "
-        "else. A stream that is open stays open after it. Takes no body.",
+        "else. A stream that is open stays open after it; over `ws` its holder may ask about this conversation what "
+        "the token may. Takes no body.",
         {
             201: Answer(
                 "The ticket", StreamTicket, {"one": ex.json_of(ex.TICKET)}, headers={"Cache-Control": "no-store"}

@@ -7,7 +7,7 @@ from typing import Final
 
 from tether.api import WebhookDelivery, WebhookDeliveryList, WebhookEndpoint, WebhookList
 from tether.errors import Code
-from tether.ids import TOKEN_PATTERN
+from tether.ids import TOKEN_REMEDY
 from tether_backend.http import openapi_examples as ex
 from tether_backend.http import openapi_refusals as no
 from tether_backend.http.openapi import Answer, Parameter, Refusal, Route
@@ -33,13 +33,13 @@ _NO_NOTIFICATION: Final = Refusal.of(
 _BAD_STATE: Final = Refusal.of(
     "bad_delivery_state",
     Code.INVALID,
-    "query.state: Input should be 'pending', 'delivered' or 'dead'",
+    "query.state: must be one of pending, delivered or dead",
     field="query.state",
 )
 _BAD_ENDPOINT: Final = Refusal.of(
     "bad_endpoint",
     Code.INVALID,
-    f"path.endpoint: String should match pattern '{TOKEN_PATTERN}'",
+    f"path.endpoint: {TOKEN_REMEDY}",
     field="path.endpoint",
 )
 _ENDPOINT: Final = Parameter("The endpoint's name in the webhooks file.", "chat")

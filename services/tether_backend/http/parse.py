@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from typing import Annotated, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 from fastapi import Depends, Path, Query, Request
 from pydantic import BaseModel, ValidationError
@@ -47,7 +47,11 @@ async def body_of(request: Request, model: type[ModelT], *, optional: bool = Fal
     data = b"".join([chunk async for chunk in request.stream()])
     if not data and optional:
         data = b"{}"
-    value = loads_object(data, "body", bytes_max=HTTP_BODY_BYTES_MAX)
+    return model_of(loads_object(data, "body", bytes_max=HTTP_BODY_BYTES_MAX), model)
+
+
+def model_of(value: dict[str, Any], model: type[ModelT]) -> ModelT:
+    """Raises `InvalidError` naming the field in the body."""
     try:
         return model.model_validate(value)
     except ValidationError as error:

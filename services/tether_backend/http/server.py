@@ -2,7 +2,8 @@
 
 A reader that takes nothing keeps its socket open and its write waiting; closing such a connection politely waits for
 it. `ABORT` in a request's extensions is the transport's `abort`; `CLOSE` in a WebSocket's writes the close frame at
-once, behind whatever waits, and aborts where the peer does not take it in time.
+once, behind whatever waits, and aborts where the peer does not take it in time. Its `hold` counts the replies that are
+under way, for which a stop waits.
 
 A request's line may hold a ticket, so the WebSocket protocol, which would log it, says only warnings.
 
@@ -14,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import logging
 import socket
 from collections.abc import Iterator
@@ -45,6 +45,7 @@ HEAD_BYTES_MAX: Final = 64 * 1024  # of a request's head; also of trailers and o
 _BACKLOG: Final = 1024
 _KEEP_ALIVE_S: Final = 75
 _GRACE_S: Final = 5  # of open requests when the service stops
+_REPLIES_S: Final = 4.0  # of a WebSocket's replies then: its close frame goes out within the grace
 
 
 def _refusal(status: HTTPStatus, remedy: str) -> tuple[Headers, bytes]:
@@ -135,6 +136,9 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         self.conn.reject = self._reject  # type: ignore[method-assign]
         self._closed_by_us = False
         self._late_pongs = b""  # of the last pings that came while there was no room
+        self._message = bytearray()  # what has come of the peer's
+        self._replies = 0  # that are under way
+        self._stop_timer: asyncio.TimerHandle | None = None  # set once the service stops
 
     def _reject(self, status: HTTPStatus | int, text: str) -> Response:
         """A handshake's refusal, by the protocol or by uvicorn: as every refusal is told."""
@@ -170,19 +174,43 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         super().resume_writing()
 
     def handle_text(self, event: Frame) -> None:
-        super().handle_text(_whole(event))
+        self.curr_msg_data_type = "text"
+        self._collect(event)
 
     def handle_bytes(self, event: Frame) -> None:
-        super().handle_bytes(_whole(event))
+        self.curr_msg_data_type = "bytes"
+        self._collect(event)
 
     def handle_cont(self, event: Frame) -> None:
-        """Of a message that has been told already."""
+        self._collect(event)
+
+    def _collect(self, event: Frame) -> None:
+        """The protocol bounds the bytes of a message; here its fragments, empty ones too, cost nothing besides."""
+        self._message += event.data
+        if event.fin:
+            self.frames, self._message = [bytes(self._message)], bytearray()
+            self.send_receive_event_to_app()
 
     def handle_connect(self, event: Request) -> None:
         super().handle_connect(event)
         if hasattr(self, "scope"):  # else it was no handshake, and has been answered
             extensions = cast(dict[str, Any], self.scope["extensions"])
-            extensions[CLOSE] = {"call": self.close_now}
+            extensions[CLOSE] = {"call": self.close_now, "hold": self.hold}
+
+    def hold(self, count: int) -> None:
+        """So many replies more (or less) are under way. A stop waits for them, as for open requests."""
+        self._replies += count
+        if not self._replies and self._stop_timer is not None:
+            self._stop()
+
+    def _stop(self) -> None:
+        self.close_now(WsClose.STOPPED, "the service stops; connect again from the cursor")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._stop_timer is not None:
+            self._stop_timer.cancel()
+            self._stop_timer = None
+        super().connection_lost(exc)
 
     def close_now(self, code: int, reason: str) -> None:
         """Once; later calls change nothing."""
@@ -214,14 +242,12 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
 
     def shutdown(self) -> None:
         if self.handshake_complete and not self.close_sent:
-            self.close_now(WsClose.STOPPED, "the service stops; connect again from the cursor")
+            if not self._replies:
+                self._stop()
+            elif self._stop_timer is None:
+                self._stop_timer = self.loop.call_later(_REPLIES_S, self._stop)
         elif not self._closed_by_us:
             super().shutdown()
-
-
-def _whole(event: Frame) -> Frame:
-    """Nothing that is sent is read, so the first fragment is a message: collected, they would have no bound."""
-    return event if event.fin else dataclasses.replace(event, data=b"", fin=True)
 
 
 class Server(uvicorn.Server):

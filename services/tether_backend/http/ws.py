@@ -5,7 +5,8 @@
     closed      with a code of `WsClose`; a peer that does not take the close frame in time is aborted (1006)
 
 The end that `until` asks for may lie before the cursor: `events` says 204, here the frame `end` follows `open` at once.
-What a client sends is not read: the first message closes the connection. The close frame never waits for room.
+What a client sends are requests (see `asks`); where it cannot be replied to, the connection is closed. An end, and a
+service that stops, close once the replies under way are sent. The close frame never waits for room.
 """
 
 from __future__ import annotations
@@ -15,32 +16,30 @@ import time
 from collections.abc import Callable
 from typing import Annotated, Any, Final, cast
 
-import structlog
 from fastapi import APIRouter, Query, WebSocket
 from fastapi.responses import JSONResponse
-from sqlalchemy.exc import SQLAlchemyError
 from starlette.responses import Response
-from starlette.websockets import WebSocketDisconnect
+from starlette.websockets import WebSocketDisconnect, WebSocketState
 
 from tether.api import LAST_EVENT_ID_HEADER, StreamTicket, WsClose
-from tether.errors import BusError, Code, FieldProblem, ProblemError, problem
+from tether.errors import Code, FieldProblem, problem
 from tether.ids import check_token
 from tether_backend import tickets
 from tether_backend.core.stream import WEBSOCKET
+from tether_backend.http.asks import Asker, Asks
 from tether_backend.http.course import Course, Ending, Opening, open_stream
-from tether_backend.http.errors import ProblemResponse, of_bus, of_database
+from tether_backend.http.errors import FAILURES, ProblemResponse, of_failure
 from tether_backend.http.parse import ConversationId, Who, With
 from tether_backend.http.server import CLOSE
 from tether_backend.runtime import Deps
 
 router = APIRouter()
-_log = structlog.get_logger("tether.stream")
 _TURN: Final = 64  # messages that are sent before others have their turn
 _REASONS: Final = {
     WsClose.END: "the end that was asked for has come",
     WsClose.STOPPED: "the service stops; connect again from the cursor",
     WsClose.SLOW: "too slow; connect again from the cursor",
-    WsClose.NO_MESSAGES: "takes no messages; send requests over HTTP",
+    WsClose.NOT_AN_ASK: "a message must be a JSON object with ask, op and body",
 }
 
 
@@ -48,13 +47,8 @@ _REASONS: Final = {
 async def follow(websocket: WebSocket) -> None:
     try:
         opening = await _open(websocket)
-    except ProblemError as error:
-        await websocket.send_denial_response(ProblemResponse(error.problem))
-    except BusError as error:
-        _log.warning("http_bus_failed", detail=error.detail, subject=error.subject)
-        await websocket.send_denial_response(ProblemResponse(of_bus(error)))
-    except SQLAlchemyError as error:
-        await websocket.send_denial_response(ProblemResponse(of_database(error)))
+    except FAILURES as error:
+        await websocket.send_denial_response(ProblemResponse(of_failure(error)))
     else:
         await _serve(websocket, opening)
 
@@ -75,20 +69,24 @@ def _deps(websocket: WebSocket) -> Deps:
 
 
 async def _serve(websocket: WebSocket, opening: Opening) -> None:
-    sink = _Sink(websocket)
+    deps, sink = _deps(websocket), _Sink(websocket)
     await websocket.receive()  # `websocket.connect`
     try:
         await websocket.accept()
     except WebSocketDisconnect:
         return
-    ending = await Course(_deps(websocket), opening, sink).run(sink.left())
+    course = Course(deps, opening, sink)
+    asker = Asker(deps, websocket.state.principal, opening.view.conversation)
+    asks = Asks(websocket, asker, course, sink, sink.hold)
+    async with asyncio.TaskGroup() as tasks:
+        ending = await course.run(asks.take(tasks))
+        if ending is Ending.LEFT and asks.unreadable:
+            sink.close(WsClose.NOT_AN_ASK)
     match ending:
         case Ending.END:
             sink.close(WsClose.END)
         case Ending.STOPPED:
             sink.close(WsClose.STOPPED)
-        case Ending.LEFT if sink.messages:
-            sink.close(WsClose.NO_MESSAGES)
         case Ending.LEFT | Ending.CUT:
             pass
 
@@ -97,11 +95,13 @@ class _Sink:
     def __init__(self, websocket: WebSocket) -> None:
         self._websocket = websocket
         self._close: Callable[[int, str], None] = websocket.scope["extensions"][CLOSE]["call"]
-        self.messages = 0
+        self.hold: Callable[[int], None] = websocket.scope["extensions"][CLOSE]["hold"]
 
     async def write(self, data: bytes) -> None:
         try:
             for number, line in enumerate(data.splitlines(), start=1):
+                if self._websocket.application_state is not WebSocketState.CONNECTED:
+                    raise ConnectionResetError  # another's write has found that out
                 await self._websocket.send_text(line.decode())
                 if number % _TURN == 0:
                     await asyncio.sleep(0)  # a send waits only for room: many of them would hold the loop
@@ -114,10 +114,6 @@ class _Sink:
     def close(self, code: WsClose) -> None:
         self._close(code, _REASONS[code])
 
-    async def left(self) -> None:
-        """Until the peer is gone, or says anything."""
-        self.messages += (await self._websocket.receive())["type"] == "websocket.receive"
-
 
 @router.get("/v1/conversations/{conversation}/ws", response_class=Response)
 async def upgrade(
@@ -126,7 +122,7 @@ async def upgrade(
     cursor: Annotated[str | None, Query()] = None,
     until: Annotated[str | None, Query()] = None,
 ) -> Any:
-    """The same frames as `events` over a WebSocket (see `tether.api`)."""
+    """The same frames as `events` over a WebSocket, and requests about the conversation (see `tether.api`)."""
     remedy = "must be websocket: this path is for WebSocket clients; `events` gives the same as server-sent events"
     fields = (FieldProblem(field="header.Upgrade", remedy=remedy),)
     what = problem(Code.INVALID, f"header.Upgrade: {remedy}", fields=fields)

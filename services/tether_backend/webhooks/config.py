@@ -22,6 +22,7 @@ import httpx2
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from tether.ids import Token
+from tether.refusals import remedy_of
 from tether.settings import ConfigurationError
 from tether_backend.core.notices import KINDS, Kind
 
@@ -110,7 +111,7 @@ def load_endpoints(path: Path | None, tenants: tuple[str, ...]) -> tuple[Endpoin
         except ValidationError as error:
             for one in error.errors(include_input=False, include_url=False):
                 named = ".".join(str(part) for part in one["loc"]) or "entry"
-                problems.append(f"{where}: entry {index} {named}: {one['msg']}")
+                problems.append(f"{where}: entry {index} {named}: {remedy_of(one)}")
             continue
         if entry.tenant not in tenants:
             problems.append(f"{where}: entry {index} tenant: {entry.tenant} is not in TETHER_TENANTS")

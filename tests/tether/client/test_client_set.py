@@ -280,6 +280,14 @@ def example(up: TetherSet, name: str, *arguments: str) -> subprocess.CompletedPr
     )
 
 
+@pytest.mark.parametrize("call", ["submit_and_follow.py x", "nats_follow.py c1", "approve.py x"])
+def test_an_example_without_a_set_says_in_one_line_how_to_start_one(tmp_path: Path, call: str) -> None:
+    done = example(TetherSet(tmp_path, tmp_path / "none"), *call.split())
+    assert (done.returncode, done.stdout) == (1, "")
+    [line] = done.stderr.splitlines()
+    assert line.endswith("no set is up here; start one with `tether up --detach`")
+
+
 def test_the_example_over_http_runs(up: TetherSet) -> None:
     done = example(up, "submit_and_follow.py", "!say hello\n!tool look")
     assert done.returncode == 0, done.stderr

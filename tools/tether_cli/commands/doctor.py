@@ -122,12 +122,13 @@ def _disk(root: Path) -> list[Check]:
     """JetStream reserves `max_bytes` of each stream: their sum against what is free."""
     there = next(folder for folder in (root, *root.parents) if folder.is_dir())
     free = shutil.disk_usage(there).free
-    streams = topology_command.wanted("default").streams
+    up = state.running(root)
+    streams = topology_command.wanted(up).streams
     reserved = sum(stream.max_bytes for stream in streams if stream.max_bytes > 0)
     # nats-server lets JetStream have three quarters of what is free.
     needed = reserved * 4 // 3 + _WORK_BYTES
     detail = f"{free >> 20} MiB free at {there}, {reserved >> 20} MiB are reserved for log and blobs"
-    if state.running(root) is None and free < needed:
+    if up is None and free < needed:
         remedy = f"free {(needed - free) >> 20} MiB, or choose another directory with --data"
         return [Check("disk", "problem", detail, remedy)]
     return [Check("disk", "ok", detail)]
@@ -158,9 +159,7 @@ def _agents(agents_dir: Path | None, agents_file: Path | None) -> list[Check]:
         elif found.key_source:
             checks.append(Check(name, "ok", f"{detail}; key from {found.key_source}"))
         else:
-            wanted = agents_config.KEYS[found.kind][0]
-            remedy = f"set {wanted} in the shell that starts the set, or key_file in the agents file"
-            checks.append(Check(name, "warning", f"{detail}; no key", remedy))
+            checks.append(Check(name, "warning", f"{detail}; no key", agents_config.key_remedy(found.kind)))
     return checks
 
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from tether_cli.state import SetState
 
 _ASSIGN_S: Final = 5.0
+_AGENT: Final = "claude"
 _POLICIES: Final = ("ask", "deny", "all")
 # What to do about an error that the agent's side told.
 _HINTS: Final = {
@@ -47,7 +48,9 @@ def register(app: typer.Typer) -> None:
 
 def run(
     prompt: Annotated[str, typer.Argument(help="What to do; `-` reads it from stdin.")],
-    agent: Annotated[str, typer.Option(help="Which agent answers, by its name in `tether agents list`.")] = "claude",
+    agent: Annotated[
+        str | None, typer.Option(help="Which agent answers, by its name in `tether agents list`.  [default: claude]")
+    ] = None,
     workspace: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Directory to work in.  [default: one of the conversation's own]")
     ] = None,
@@ -80,13 +83,16 @@ def run(
     if not text.strip():
         raise CliError("the prompt is empty", exit_code=Exit.USAGE)
     try:
-        spec = AgentSpec.model_validate({"kind": agent, "model": model, "permission_mode": permission_mode})
+        spec = AgentSpec.model_validate({"kind": agent or _AGENT, "model": model, "permission_mode": permission_mode})
     except ValueError:
         why = f"--agent {agent!r} is no agent's name"
         raise CliError(why, remedy="see `tether agents list`", exit_code=Exit.USAGE) from None
     name = talk.token(conversation, "--conversation") if conversation is not None else new_id("conv")
     directory = None if workspace is None else _directory(workspace)
-    call = _run(text, spec, name, directory, approve, data, agents_dir, Output(as_json), from_stdin, cast("Mode", mode))
+    output = Output(as_json)
+    # A message into a conversation may be for an agent that runs there: only one that is named is looked for first.
+    look = agent is not None or conversation is None
+    call = _run(text, spec, name, directory, approve, data, agents_dir, output, from_stdin, cast("Mode", mode), look)
     raise typer.Exit(int(talk.run(call)))
 
 
@@ -101,6 +107,7 @@ async def _run(
     output: Output,
     from_stdin: bool,
     mode: Mode,
+    look: bool,
 ) -> Exit:
     from tether_cli import talk
     from tether_cli.set import running_or_ephemeral
@@ -108,9 +115,28 @@ async def _run(
     async with running_or_ephemeral(data, agents_dir=agents_dir) as state:
         if state.ephemeral:
             output.note("no set is up: one was started for this command and ends with it (`tether up` keeps one)")
+        if look:
+            _check_agent(state, spec.kind, output)
         workspace = None if directory is None else await _assign(state, directory)
         async with talk.http_client(state) as client:
             return await _follow(client, state, text, spec, conversation, workspace, approve, output, from_stdin, mode)
+
+
+def _check_agent(state: SetState, kind: str, output: Output) -> None:
+    """Before anything is sent: that the set can run this agent (raises CliError), and a warning where it has no key."""
+    from tether_cli import agents_config
+
+    if state.agents is None:
+        return
+    if kind not in state.agents:
+        raise CliError(
+            f"--agent {kind}: the set has none of this name; it has {', '.join(state.agents)}",
+            remedy="`tether agents list` says where each is or why not; a set looks for agents when it starts",
+            exit_code=Exit.USAGE,
+        )
+    if not state.agents[kind] and kind in agents_config.KEYS:
+        remedy = f"{agents_config.key_remedy(kind)}; keys are read when it starts"
+        output.warn(f"{kind} has no key and may be refused by its model", remedy)
 
 
 async def _follow(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable
 from dataclasses import asdict
 
@@ -26,9 +27,17 @@ def register(app: typer.Typer) -> None:
     app.add_typer(group, name="topology")
 
 
-def wanted(tenant: str) -> Topology:
-    """What a set with this tenant has."""
-    base, own = topology.base(), topology.tenant(tenant)
+def wanted(up: SetState | None) -> Topology:
+    """What this set has: its tenant, with the retention that it started with. Without one: what a set that starts from
+    this shell would have. Raises CliError for variables that are wrong."""
+    from tether_cli.set import retention
+
+    if up is not None:
+        own = topology.tenant(up.tenant, max_bytes=up.events_max_bytes, max_age_s=up.events_max_age_s)
+    else:
+        asked = retention(os.environ)
+        own = topology.tenant("default", max_bytes=asked.max_bytes, max_age_s=asked.max_age_s)
+    base = topology.base()
     return Topology(streams=(*base.streams, *own.streams), consumers=(*base.consumers, *own.consumers))
 
 
@@ -36,7 +45,7 @@ def show(data: DataOption = None, as_json: JsonOption = False) -> None:
     """Print the topology as it should be (needs no set)."""
     output = Output(as_json)
     up = state.running(data)
-    found = wanted(up.tenant if up is not None else "default")
+    found = wanted(up)
     output.value(
         {
             "version": found.version,
@@ -80,7 +89,7 @@ async def differing(up: SetState) -> list[str]:
     """One sentence each. Raises CliError."""
     try:
         async with await _connect(up) as bus:
-            return list(await bus.diff(wanted(up.tenant)))
+            return list(await bus.diff(wanted(up)))
     except BusError as error:
         raise _unreachable(error) from None
 
@@ -88,7 +97,7 @@ async def differing(up: SetState) -> list[str]:
 async def _ensure(up: SetState) -> None:
     try:
         async with await _connect(up) as bus:
-            await bus.ensure(wanted(up.tenant))
+            await bus.ensure(wanted(up))
     except BusError as error:
         raise _unreachable(error) from None
 

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import time
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
 from tether_cli.options import DataOption, JsonOption
 from tether_cli.output import CliError, Exit, Output
 
-
-class Shown(StrEnum):
-    pending = "pending"
-    delivered = "delivered"
-    dead = "dead"
+_STATES: Final = ("pending", "delivered", "dead")
 
 
 def register(app: typer.Typer) -> None:
@@ -24,7 +19,7 @@ def register(app: typer.Typer) -> None:
 
 
 def webhooks(
-    state: Annotated[Shown | None, typer.Option(help="Only notifications in this state.")] = None,
+    state: Annotated[str | None, typer.Option(help=f"Only notifications in this state: {', '.join(_STATES)}.")] = None,
     retry: Annotated[str | None, typer.Option(metavar="ENDPOINT/ID", help="Send this one again, now.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=200, help="At most so many, the last written first.")] = 50,
     data: DataOption = None,
@@ -33,10 +28,12 @@ def webhooks(
     """List notifications and what became of them, or send a dead one again."""
     from tether_cli import talk
 
+    if state is not None and state not in _STATES:
+        raise CliError(f"--state must be one of {', '.join(_STATES)}", exit_code=Exit.USAGE)
     talk.run(_webhooks(state, retry, limit, data, Output(as_json)))
 
 
-async def _webhooks(state: Shown | None, retry: str | None, limit: int, data: Path | None, output: Output) -> None:
+async def _webhooks(state: str | None, retry: str | None, limit: int, data: Path | None, output: Output) -> None:
     from tether_cli import state as sets
     from tether_cli.render import duration
 
@@ -49,7 +46,7 @@ async def _webhooks(state: Shown | None, retry: str | None, limit: int, data: Pa
         output.value(now)
         output.note(f"{notification} is {now['state']}")
         return
-    params: dict[str, Any] = {"limit": limit, **({"state": state.value} if state is not None else {})}
+    params: dict[str, Any] = {"limit": limit, **({"state": state} if state is not None else {})}
     found = await _asked(running, "GET", "/v1/webhooks/deliveries", params)
     output.value(found)
     now_s = time.time()

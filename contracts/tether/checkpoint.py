@@ -1,0 +1,157 @@
+"""Checkpoints: what of a sandbox is kept when it is drained, and who may go on from it.
+
+    collector, drained                           bucket `tether_checkpoints/{tenant}.{workspace}`
+      files by rule ─▶ digests ─▶ manifest ─▶ (blobs) ─▶ reference by compare-and-set ─▶ execution.ended{drained}
+
+A manifest lists every execution that the drain met and every file by path, size and digest. It lies on the volume,
+`.tether/checkpoints/{checkpoint}.json`, and, where blobs are configured, as a blob of kind `checkpoint`, as does each
+file. The **reference** names the manifest by its digest: it is written last, so one that can be read means that what it
+names was whole. A torn or foreign manifest is refused by that digest.
+
+The reference's revision is the token of a resume: an owner record that goes to `starting` carries it, by the same
+compare-and-set that makes its generation the only one that may go on from the checkpoint.
+
+`include` says which files: `sessions` are the agents' session files, the journal and the recovery material; `workspace`
+is all of these and the user's files. What was not included comes back with the volume only, and the reference says so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+
+from tether.errors import InvalidError
+from tether.ids import ExecutionTarget, Token
+from tether.jsonsafe import loads_object
+from tether.limits import CHECKPOINT_FILES_MAX, CHECKPOINT_MANIFEST_BYTES_MAX
+from tether.prompt import invalid
+
+Include = Literal["sessions", "workspace"]
+Store = Literal["volume", "blobs", "both"]
+DrainOutcome = Literal["completed", "graceful", "forced", "checkpoint_failed"]
+Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+
+FOLDER: Final = ".tether/checkpoints"  # of the workspace's volume
+MEDIA: Final = "application/octet-stream"  # of a file's blob; the manifest's is json
+
+
+class CheckpointFile(BaseModel):
+    """A regular file below the workspace. `path` is relative, of plain names, `/` between them; `mode` its permission
+    bits. A symbolic link has `link`, its target as it is written, and no content."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    path: Annotated[str, StringConstraints(min_length=1, max_length=4096)]
+    bytes: Annotated[int, Field(ge=0)]
+    digest: Digest
+    mode: Annotated[int, Field(ge=0, le=0o777)] = 0o600
+    kind: Literal["session", "state", "workspace"]
+    link: Annotated[str, StringConstraints(max_length=4096)] | None = None
+
+
+class DrainedExecution(BaseModel):
+    """What became of one execution.
+
+    `outcome`: `completed` ended by itself, before or within its share of the grace; `graceful` left on SIGTERM;
+    `forced` was killed: the checkpoint has what was on disk. `interrupted`: names of the tools that were cut.
+    `cut`: its turn was under way and is not finished. `last_ordinal`: the log's last event when the checkpoint was
+    made. `resumable`: the CLI's session is known to be found again.
+    """
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    target: ExecutionTarget
+    outcome: DrainOutcome
+    agent: str = ""
+    cli_version: str | None = None
+    native_session: str | None = None
+    resumable: bool = False
+    cut: bool = False
+    interrupted: tuple[str, ...] = ()
+    continuation: Literal["wait", "continue"] = "wait"
+    last_ordinal: int = 0
+    detail: str | None = None
+
+
+class CheckpointManifest(BaseModel):
+    """See the module. `clean`: no execution was forced. `created_at` in unix milliseconds."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    v: Literal[1] = 1
+    checkpoint: Token
+    drain: Token
+    tenant: Token
+    workspace: Token
+    sandbox: Token
+    boot: Token
+    created_at: int
+    reason: str = ""
+    include: Include
+    clean: bool
+    executions: tuple[DrainedExecution, ...] = ()
+    files: Annotated[tuple[CheckpointFile, ...], Field(max_length=CHECKPOINT_FILES_MAX)] = ()
+
+    def encode(self) -> bytes:
+        """The bytes whose digest the reference names."""
+        return self.model_dump_json(exclude_none=True).encode()
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all files."""
+        return sum(file.bytes for file in self.files)
+
+
+def digest_of(data: bytes) -> str:
+    """sha-256 in hex."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def decode_manifest(data: bytes, reference: CheckpointReference) -> CheckpointManifest:
+    """The manifest that the reference names. Raises InvalidError: another digest, or what it says is not of this
+    sandbox."""
+    if len(data) != reference.manifest_bytes or digest_of(data) != reference.manifest:
+        raise InvalidError("manifest", "is not the one that the reference names: torn, or another's")
+    value = loads_object(data, "manifest", bytes_max=CHECKPOINT_MANIFEST_BYTES_MAX)
+    try:
+        manifest = CheckpointManifest.model_validate(value)
+    except ValidationError as error:
+        raise invalid(error, "manifest") from None
+    for name in ("checkpoint", "drain", "tenant", "workspace", "sandbox"):
+        if getattr(manifest, name) != getattr(reference, name):
+            raise InvalidError(f"manifest.{name}", "is not that of the reference")
+    return manifest
+
+
+class CheckpointReference(BaseModel):
+    """`tether_checkpoints/{tenant}.{workspace}`: written by the collector that was drained, by compare-and-set.
+
+    `manifest`, `manifest_bytes`: sha-256 and size of the manifest. `stored`: where it and its files are. `may_use`:
+    conversation → the one execution generation that may go on from it. `last_drained`: the executions, without files.
+    """
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    v: Literal[1] = 1
+    op: str = ""
+    checkpoint: Token
+    drain: Token
+    tenant: Token
+    workspace: Token
+    sandbox: Token
+    boot: Token
+    manifest: Digest
+    manifest_bytes: Annotated[int, Field(ge=0, le=CHECKPOINT_MANIFEST_BYTES_MAX)]
+    stored: Store
+    include: Include
+    clean: bool
+    files: int = 0
+    size_bytes: int = 0
+    executions: tuple[DrainedExecution, ...] = ()
+    may_use: dict[Token, int] = Field(default_factory=dict)
+    created_at: int = 0
+
+    def value(self) -> dict[str, Any]:
+        return self.model_dump(mode="json", exclude_none=True, exclude={"op"})
