@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.tether-stamp
 SOURCES := contracts services tools tests examples
 
-.PHONY: help demo test check lint types layers schemas generate requirements bench bench-compare chaos agents lock clean venv
+.PHONY: help demo test check lint types layers schemas generate requirements bench bench-compare chaos agents images lock clean venv
 
 help: ## what each target does
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -64,9 +64,17 @@ chaos: $(STAMP) ## kills and freezes every service under load, judged by the ora
 agents: $(STAMP) ## installs the pinned agent CLIs from npm into a cache outside the clone; AGENTS="claude codex"
 	@$(BIN)/python -m tether_agents install $(AGENTS)
 
+images: $(STAMP) ## builds the images of deploy/Dockerfile, offline, on a base of this machine's Python; IMAGES_ARGS="--base python:3.13-slim"
+	@$(BIN)/python -m tether_images $(or $(IMAGES_ARGS),--offline)
+
+EXPORT := uv export --quiet --frozen --no-dev --no-emit-project --no-annotate --no-header
 lock: ## after a change of dependencies
 	uv lock
 	uv export --quiet --frozen --all-extras --all-groups --no-emit-project --no-annotate --no-header > requirements.lock
+	$(EXPORT) --extra collector --extra otel > deploy/requirements/collector.txt
+	$(EXPORT) --extra router --extra otel > deploy/requirements/router.txt
+	$(EXPORT) --extra agent --extra docker --extra otel > deploy/requirements/agent.txt
+	$(EXPORT) --extra backend --extra postgres --extra otel > deploy/requirements/backend.txt
 
 clean:
-	rm -rf $(VENV) reports .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) build reports .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -19,9 +19,8 @@ from tether.kv import Bucket
 from tether.prompt import AgentSpec, TextContent
 from tether_agent.agents import AgentsFile, Environment
 from tether_agent.config import AgentSettings
-from tether_agent.drive import Driver
 from tether_agent.providers.local import LocalProvider
-from tether_agent.requests import Requests
+from tether_agent.service import working
 
 DEADLINE_S = 20.0
 
@@ -147,11 +146,7 @@ async def conversation(bus: NatsBus, tenant: str, name: str = "c1") -> Conversat
 
 @asynccontextmanager
 async def agent_service(settings: AgentSettings, bus: NatsBus) -> AsyncIterator[LocalProvider]:
-    """Provider, requests and driver in this process. Leaving it ends no collector."""
+    """Provider, requests, driver and lifecycle in this process. Leaving it ends no collector."""
     provider = provider_for(settings, bus)
-    async with provider.running(), Requests(provider).serving(bus), asyncio.TaskGroup() as group:
-        driving = group.create_task(Driver(bus, provider, commands_max=16).run(), name="commands")
-        try:
-            yield provider
-        finally:
-            driving.cancel()
+    async with provider.running(), working(bus, provider, settings):
+        yield provider

@@ -9,7 +9,7 @@ import sys
 from tether.service import run
 from tether.settings import load_or_exit
 from tether_collector.config import CollectorSettings
-from tether_collector.service import run_collector
+from tether_collector.service import on_signals, run_collector
 
 CRASHED = 77
 
@@ -23,7 +23,7 @@ def main() -> int:
             os._exit(CRASHED)
 
     async def serve(stop: asyncio.Event) -> None:
-        await run_collector(settings, stop, step=step)
+        await run_collector(settings, stop, terminated=on_signals(stop), step=step)
 
     return run(serve, settings, service="collector")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, Final
 
 from tether import events as ev
 from tether.events import Event
@@ -39,14 +39,25 @@ CLAIM: dict[str, Any] = {
 }
 
 
-def launch(text: str = "hello", *, resume: bool = False, prompt_id: str = PROMPT_ID) -> Launch:
+SESSION: Final = "22222222-2222-4222-8222-222222222222"
+
+
+def launch(
+    text: str = "hello",
+    *,
+    resume: bool = False,
+    prompt_id: str = PROMPT_ID,
+    session: str | None = None,
+    fallback: bool = False,
+) -> Launch:
     return Launch(
         execution="exe_1",
         prompt_id=prompt_id,
         content=[{"type": "text", "text": text}],
         cwd="/sandbox/ws",
-        session="22222222-2222-4222-8222-222222222222",
+        session=session or SESSION,
         resume=resume,
+        fallback=fallback,
     )
 
 

@@ -38,7 +38,7 @@ from tether_agent.providers import Compute, NotReadyError
 from tether_collector.config import CollectorSettings
 from tether_collector.journal import Journal
 from tether_collector.process import prepare
-from tether_collector.service import serve
+from tether_collector.service import Ends, serve
 from tether_router.config import RouterSettings
 from tether_router.service import route
 
@@ -105,7 +105,7 @@ class Provider:
     def __init__(self, plane: Plane) -> None:
         self._plane = plane
 
-    async def ensure(self, tenant: str, workspace: str) -> Compute:
+    async def ensure(self, tenant: str, workspace: str, restore: str | None = None) -> Compute:
         plane = self._plane
         if plane.collector is None or plane.collector.over:
             raise NotReadyError("the collector is being started")
@@ -131,11 +131,12 @@ class Clock(types.ModuleType):
 
 TIMED: Final = (
     "tether_collector.hands",
-    "tether_collector.execution_shell",
+    "tether_collector.surroundings",
+    "tether_collector.next_process",
     "tether_collector.registration",
     "tether_collector.spool_inputs",
     "tether_collector.keeper.spool",
-    "tether_agent.drive",
+    "tether_agent.waking",
 )
 
 
@@ -192,7 +193,7 @@ class Plane:
                 stack.enter_context(mock.patch(f"{module}.time", clock))
             stack.enter_context(mock.patch("tether_collector.process.launch", launch))
             stack.enter_context(mock.patch("tether_collector.process.adopt", adopt))
-            for module in ("process", "execution_shell"):
+            for module in ("process", "execution_shell", "next_process"):
                 stack.enter_context(mock.patch(f"tether_collector.{module}.sweep", swept))
             yield
 
@@ -259,7 +260,8 @@ class Plane:
         async def work() -> None:
             journal = Journal(self.settings.state_dir / "journal.sqlite3")
             try:
-                await serve(self.settings, bus, journal, f"ins_{number:x}", asyncio.Event(), step)
+                ends = Ends(asyncio.Event(), asyncio.Event())
+                await serve(self.settings, bus, journal, f"ins_{number:x}", ends, step)
             finally:
                 journal.close()
 

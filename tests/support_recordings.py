@@ -47,7 +47,9 @@ class ClaudeDriver:
         spawn = json.loads(rows[0]["line"])
         prompts = [row for row in rows if row["ch"] == "stdin" and '"user"' in row["line"]]
         first = json.loads(prompts[0]["line"]).get("uuid") if prompts else None
-        self.launch = launch(resume="--resume" in spawn["argv"], prompt_id=first or PROMPT_ID)
+        argv = spawn["argv"]
+        session = argv[argv.index("--resume") + 1] if "--resume" in argv else None
+        self.launch = launch(resume=session is not None, prompt_id=first or PROMPT_ID, session=session)
         self._replace: dict[str, str] = {}
         self._controls = 0
         self._prompts = 0
@@ -95,8 +97,9 @@ class CodexDriver:
     """The recordings' requests had numbers and their prompts no ids: both get those of today."""
 
     def __init__(self, rows: list[dict[str, Any]]) -> None:
-        resumed = any("thread/resume" in row["line"] for row in rows if row["ch"] == "stdin")
-        self.launch = launch(resume=resumed)
+        asked = [json.loads(row["line"]) for row in rows if row["ch"] == "stdin" and "thread/resume" in row["line"]]
+        session = asked[0]["params"]["threadId"] if asked else None
+        self.launch = launch(resume=session is not None, session=session)
         self._ids: dict[int, str] = {}
         self._prompts: list[str] = []
         self._shown: dict[str, str] = {}  # a prompt's item → the prompt
@@ -216,4 +219,6 @@ def replayed(path: Path) -> Rig:
     rig = Rig(replay.agent, start=replay.launch)
     for input_ in replay.inputs():
         rig.give(input_)
+    if (want := rig.execution.next_process) is not None:  # the recording has no further process
+        rig.note("process_refused", code="SESSION_BUSY", detail=f"process {want.process} was not recorded")
     return rig

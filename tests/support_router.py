@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, ParamSpec, cast
 
 from tether import ids, subjects, topology
-from tether.control import ControlReply, ControlRequest, decode_command, decode_request
+from tether.control import ControlReply, ControlRequest, StartCommand, decode_command, decode_request
 from tether.errors import Code, Problem, ProblemError, WrongLastSequenceError, problem
 from tether.events import ConversationEvent, Event
 from tether.frames import Frame, Position, decode, encode
@@ -144,10 +144,10 @@ def admitter(bus: Bus) -> Admitter:
 
 
 @asynccontextmanager
-async def routing(bus: Bus) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+async def routing(bus: Bus, **settings_fields: Any) -> AsyncIterator[Callable[[], Awaitable[None]]]:
     """A whole router on `bus`; what is yielded shuts it down in order."""
     stop = asyncio.Event()
-    settings = RouterSettings(tenants=TENANT, router_sweep_s=60.0)
+    settings = RouterSettings(tenants=TENANT, router_sweep_s=60.0, **settings_fields)
     task = asyncio.create_task(route(bus, settings, stop, clock=now_ms), name="router-under-test")
 
     async def shut_down() -> None:
@@ -195,6 +195,7 @@ class Sandbox:
     deaf: int = 0
     hold_stops: bool = False
     stopped: list[str] = field(default_factory=list)
+    commands: list[StartCommand] = field(default_factory=list)
     ended: set[str] = field(default_factory=set)
     boot: str = "b1"
     capabilities: tuple[str, ...] = (CAN_SNAPSHOT, CAN_STOP_TARGET)
@@ -259,6 +260,7 @@ class Sandbox:
 
     async def _start(self, job: Job) -> None:
         command = decode_command(job.message.data)
+        self.commands.append(command)
         target = command.target
         key = subjects.owner_key(target.tenant, target.workspace, target.conversation)
         entry = await Bucket(self.bus, subjects.OWNERS).get(key)

@@ -46,6 +46,20 @@ async def eventually(
     return found
 
 
+def marked(nonce_prefix: str) -> list[int]:
+    """Living processes whose environment names a process of this execution."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                environ = (entry / "environ").read_bytes()
+            except OSError:
+                continue
+            if f"TETHER_PROCESS_NONCE={nonce_prefix}".encode() in environ:
+                found.append(int(entry.name))
+    return found
+
+
 @dataclass
 class Run:
     """One execution as a reader sees it: its frames, straight from the log."""
@@ -211,6 +225,10 @@ class Rig:
             **self._environment,
         }
 
+    def set_environment(self, **more: str) -> None:
+        """For the next start."""
+        self._environment.update(more)
+
     async def start(self, *, crash_at: str | None = None, ready: bool = True) -> None:
         """Start the collector (again). `crash_at`: it ends at once, by `os._exit`, when it reaches that step."""
         assert self._process is None, "it runs"
@@ -256,16 +274,28 @@ class Rig:
         os.kill(self.pid, signal.SIGKILL)
         await self.exited()
 
+    async def hand_over(self) -> int:
+        """SIGHUP: the next collector goes on, agents run on; the exit code."""
+        os.kill(self.pid, signal.SIGHUP)
+        return await self.exited()
+
     async def terminate(self) -> int:
+        """SIGTERM: the sandbox is drained; the exit code."""
         os.kill(self.pid, signal.SIGTERM)
         return await self.exited()
 
     # --- a router's and a client's part ---
 
     async def admit(
-        self, text: str, *, conversation: str = "c1", request: str | None = None, resume: str | None = None
+        self,
+        text: str,
+        *,
+        conversation: str = "c1",
+        request: str | None = None,
+        resume: str | None = None,
+        **command_fields: Any,
     ) -> Run:
-        """The owner record to `starting`, and the command that follows from it."""
+        """The owner record to `starting`, and the command that follows from it, with these fields more."""
         request = request or f"req_{uuid.uuid4().hex[:12]}"
         bucket = Bucket(self.bus, subjects.OWNERS)
         key = subjects.owner_key(self.tenant, self.workspace, conversation)
@@ -308,6 +338,7 @@ class Rig:
             content=(TextContent(text=text),),
             agent=AgentSpec(kind="scripted"),
             resume_session=resume,
+            **command_fields,
         )
         return Run(self, command)
 
@@ -359,9 +390,11 @@ class Rig:
         payload = run.command.model_dump(mode="json", exclude_none=True)
         return await self.ask("start", payload=payload, control=run.command.control, timeout_s=timeout_s)
 
-    async def begin(self, text: str, *, conversation: str = "c1", resume: str | None = None) -> Run:
+    async def begin(
+        self, text: str, *, conversation: str = "c1", resume: str | None = None, **command_fields: Any
+    ) -> Run:
         """Admit and start; the collector has accepted it."""
-        run = await self.admit(text, conversation=conversation, resume=resume)
+        run = await self.admit(text, conversation=conversation, resume=resume, **command_fields)
         reply = await self.ask_start(run)
         assert reply.status in ("accepted", "delivered", "settled"), reply
         return run

@@ -15,7 +15,7 @@ from tether.events import Event
 from tether.fold import ExecutionFold
 from tether.kv import Bucket
 from tether.ports import Bus, Message
-from tether.sandbox import CAN_SNAPSHOT, Registration
+from tether.sandbox import CAN_SNAPSHOT, ExecutionSummary, Registration
 from tether.snapshot import Snapshot, Watermark, take
 
 
@@ -34,6 +34,7 @@ class Collector:
     snapshot: Snapshot | None = None
     asked: list[str] = field(default_factory=list)
     instances: int = 0
+    listed: tuple[ExecutionSummary, ...] = ()  # in its registration
 
     async def register(self) -> None:
         self.instances += 1
@@ -44,6 +45,7 @@ class Collector:
             boot="boot1",
             instance=f"i{self.instances}",
             capabilities=(CAN_SNAPSHOT,) if self.can else (),
+            executions=self.listed,
         )
         bucket = Bucket(self.bus, subjects.SANDBOXES)
         key = subjects.registration_key(self.log.tenant, self.log.workspace, "sbx")

@@ -36,8 +36,7 @@ from tether.errors import Problem
 from tether.events import Outcome, ReceiptStatus
 from tether.ids import ExecutionTarget, Token
 from tether.limits import KIB
-from tether.prompt import AgentSpec, Mode, TextContent
-from tether.sandbox import Registration, SandboxRecord, SandboxState
+from tether.prompt import AgentSpec, Continuation, Mode, ResumeChoice, TextContent
 
 PROBLEM_TYPE: Final = "application/problem+json"
 EVENT_STREAM_TYPE: Final = "text/event-stream"
@@ -88,13 +87,19 @@ class _Out(BaseModel):
 
 class MessageRequest(_In):
     """`POST /v1/conversations/{c}/messages`. The same `request_id` with the same payload is the same request: it may
-    be sent again at any time and gets the same answer. `workspace` defaults to one of the conversation's own."""
+    be sent again at any time and gets the same answer. `workspace` defaults to one of the conversation's own.
+
+    `resume`: after RESUME_FAILED, what becomes of the agent's session: `fresh` forgets it, `history` makes a new one
+    from the conversation's history. `continuation`: `continue` lets a turn that a drain cuts go on by itself after the
+    resume; without it the next message decides."""
 
     request_id: Token
     content: Annotated[tuple[TextContent, ...], Field(min_length=1, max_length=64)]
     agent: AgentSpec = AgentSpec()
     workspace: Token | None = None
     mode: Mode = "auto"
+    resume: ResumeChoice | None = None
+    continuation: Continuation | None = None
 
 
 class MessageAccepted(_Out):
@@ -339,49 +344,6 @@ class ControlAnswer(_Out):
     status: ReceiptStatus
     problem: Problem | None = None
     target: ExecutionTarget | None = None
-
-
-class SandboxView(_Out):
-    """A sandbox: its life-cycle record and, where its collector is registered, what that says."""
-
-    workspace: str
-    sandbox: str
-    state: SandboxState
-    provider: str
-    connected: bool
-    boot: str | None = None
-    capabilities: list[str] = Field(default_factory=list)
-    agents: list[str] = Field(default_factory=list)
-    executions: list[dict[str, Any]] = Field(default_factory=list)
-    executions_omitted: int = 0
-    version: str | None = None
-    updated_at: int = 0
-
-    @staticmethod
-    def of(record: SandboxRecord, registration: Registration | None) -> SandboxView:
-        view = SandboxView(
-            workspace=record.workspace,
-            sandbox=record.sandbox,
-            state=record.state,
-            provider=record.provider,
-            connected=registration is not None,
-            updated_at=record.updated_at,
-        )
-        if registration is None:
-            return view
-        told = {
-            "boot": registration.boot,
-            "capabilities": list(registration.capabilities),
-            "agents": list(registration.agents),
-            "executions": [one.model_dump(mode="json") for one in registration.executions],
-            "executions_omitted": registration.executions_omitted,
-            "version": registration.version,
-        }
-        return view.model_copy(update=told)
-
-
-class SandboxList(_Out):
-    sandboxes: list[SandboxView]
 
 
 # --- the event stream ---

@@ -29,6 +29,7 @@ class BufferedSubscription(Generic[M]):
         self._waiter: asyncio.Future[None] | None = None
         self._error: BusError | None = None
         self._closed = False
+        self._interrupted = False
 
     def put(self, message: M, size_bytes: int) -> bool:
         """From the read loop. False when this overflowed: stop the sender."""
@@ -51,6 +52,11 @@ class BufferedSubscription(Generic[M]):
         self._bytes = 0
         self._notify()
 
+    def interrupt(self) -> None:
+        """What waits in `next` gets None now, once what is buffered was taken: more may have been missed."""
+        self._interrupted = True
+        self._notify()
+
     def _notify(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
@@ -68,7 +74,8 @@ class BufferedSubscription(Generic[M]):
         message = self._take()
         if message is not None or self._closed:
             return message
-        if timeout_s is not None and timeout_s <= 0:
+        if self._interrupted or (timeout_s is not None and timeout_s <= 0):
+            self._interrupted = False
             return None
         loop = asyncio.get_running_loop()
         deadline = None if timeout_s is None else loop.time() + timeout_s
@@ -82,18 +89,23 @@ class BufferedSubscription(Generic[M]):
                 if timer is not None:
                     timer.cancel()
             message = self._take()
-            if message is not None or (deadline is not None and loop.time() >= deadline):
+            if message is not None:
                 return message
+            if self._interrupted or (deadline is not None and loop.time() >= deadline):
+                self._interrupted = False
+                return None
         return None
 
     def __aiter__(self) -> AsyncIterator[M]:
         return self
 
     async def __anext__(self) -> M:
-        message = await self.next()
-        if message is None:
-            raise StopAsyncIteration
-        return message
+        while True:
+            message = await self.next()
+            if message is not None:
+                return message
+            if self._closed:
+                raise StopAsyncIteration
 
     async def close(self) -> None:
         self._end()

@@ -13,6 +13,10 @@ compare-and-set that makes its generation the only one that may go on from the c
 
 `include` says which files: `sessions` are the agents' session files, the journal and the recovery material; `workspace`
 is all of these and the user's files. What was not included comes back with the volume only, and the reference says so.
+What a rule keeps out of the folders that are included (credentials, locks, caches, sockets) is named in the manifest.
+
+A resume on a volume that is empty restores the files from the blobs before the collector registers. Where that cannot
+be done nothing of it is left, the collector ends with RESTORE_FAILED_EXIT, and RESTORE_FAILED on the volume says why.
 """
 
 from __future__ import annotations
@@ -22,11 +26,11 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
-from tether.errors import InvalidError
+from tether.errors import InvalidError, Problem
 from tether.ids import ExecutionTarget, Token
 from tether.jsonsafe import loads_object
 from tether.limits import CHECKPOINT_FILES_MAX, CHECKPOINT_MANIFEST_BYTES_MAX
-from tether.prompt import invalid
+from tether.prompt import AgentSpec, invalid
 
 Include = Literal["sessions", "workspace"]
 Store = Literal["volume", "blobs", "both"]
@@ -34,6 +38,11 @@ DrainOutcome = Literal["completed", "graceful", "forced", "checkpoint_failed"]
 Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
 FOLDER: Final = ".tether/checkpoints"  # of the workspace's volume
+RESTORED: Final = ".tether/restored.json"  # a `Restored`: what the volume was filled with, there where it was
+RESTORE_FAILED: Final = ".tether/restore-failed.json"  # a `RestoreFailure`, there until a restore succeeds
+RESTORE_FAILED_EXIT: Final = 78  # of a collector whose checkpoint cannot be restored: another start changes nothing
+LEFT_OUT_MAX: Final = 1000  # named in a manifest; more are counted
+KEPT_MAX: Final = 8  # manifests on the volume, as the bucket keeps so many references
 MEDIA: Final = "application/octet-stream"  # of a file's blob; the manifest's is json
 
 
@@ -57,7 +66,8 @@ class DrainedExecution(BaseModel):
     `outcome`: `completed` ended by itself, before or within its share of the grace; `graceful` left on SIGTERM;
     `forced` was killed: the checkpoint has what was on disk. `interrupted`: names of the tools that were cut.
     `cut`: its turn was under way and is not finished. `last_ordinal`: the log's last event when the checkpoint was
-    made. `resumable`: the CLI's session is known to be found again.
+    made. `resumable`: the CLI's session is known to be found again. `spec`: how the agent was asked for, for the
+    continuation of a turn that was cut.
     """
 
     model_config = ConfigDict(extra="ignore", frozen=True)
@@ -65,6 +75,7 @@ class DrainedExecution(BaseModel):
     target: ExecutionTarget
     outcome: DrainOutcome
     agent: str = ""
+    spec: AgentSpec | None = None
     cli_version: str | None = None
     native_session: str | None = None
     resumable: bool = False
@@ -75,8 +86,18 @@ class DrainedExecution(BaseModel):
     detail: str | None = None
 
 
+class LeftOut(BaseModel):
+    """What a rule kept out, with everything below it. `why`: credentials | lock | cache | special_file | internal."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    path: Annotated[str, StringConstraints(min_length=1, max_length=4096)]
+    why: Annotated[str, StringConstraints(max_length=64)]
+
+
 class CheckpointManifest(BaseModel):
-    """See the module. `clean`: no execution was forced. `created_at` in unix milliseconds."""
+    """See the module. `clean`: no execution was forced. `created_at` in unix milliseconds. `empty_folders`: those that
+    no file of it names. `left_out_more`: how many more were left out than are named."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -93,6 +114,9 @@ class CheckpointManifest(BaseModel):
     clean: bool
     executions: tuple[DrainedExecution, ...] = ()
     files: Annotated[tuple[CheckpointFile, ...], Field(max_length=CHECKPOINT_FILES_MAX)] = ()
+    empty_folders: Annotated[tuple[str, ...], Field(max_length=CHECKPOINT_FILES_MAX)] = ()
+    left_out: Annotated[tuple[LeftOut, ...], Field(max_length=LEFT_OUT_MAX)] = ()
+    left_out_more: Annotated[int, Field(ge=0)] = 0
 
     def encode(self) -> bytes:
         """The bytes whose digest the reference names."""
@@ -155,3 +179,32 @@ class CheckpointReference(BaseModel):
 
     def value(self) -> dict[str, Any]:
         return self.model_dump(mode="json", exclude_none=True, exclude={"op"})
+
+
+class Restored(BaseModel):
+    """RESTORED: the volume was filled from this checkpoint. `at` in unix milliseconds."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    v: Literal[1] = 1
+    checkpoint: Token
+    revision: int
+    manifest: Digest
+    include: Include
+    boot: Token
+    at: int
+
+
+class RestoreFailure(BaseModel):
+    """RESTORE_FAILED: why the collector of `boot` did not start. `problem` is a RESUME_FAILED for whoever resumed.
+
+    `revision`: of the reference that was to be restored, as it was asked for. `at` in unix milliseconds."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    v: Literal[1] = 1
+    checkpoint: str
+    revision: int = 0
+    boot: str
+    problem: Problem
+    at: int

@@ -24,6 +24,7 @@ ModelRequestState = Literal["started", "retrying", "failed", "completed"]
 EXECUTION_STARTED: Final = "execution.started"
 EXECUTION_ENDED: Final = "execution.ended"
 SESSION_BOUND: Final = "session.bound"
+SESSION_RECOVERED: Final = "session.recovered"
 TEXT_DELTA: Final = "text.delta"
 TEXT_COMPLETED: Final = "text.completed"
 TEXT_DISCARDED: Final = "text.discarded"
@@ -73,7 +74,8 @@ class BlobRef(Body):
 
 
 class ExecutionStarted(Body):
-    """The claim: the process exists only after this is stored. `target` as in `ids.ExecutionTarget`.
+    """The claim: the process exists only after this is stored. `target` as in `ids.ExecutionTarget`. Again, with the
+    next `process`, where the execution goes on in another process, as none of the one before was of use.
     `key_source`: where the agent's key comes from (names of variables and of a file, never a value)."""
 
     boot: str
@@ -95,6 +97,26 @@ class SessionBound(Body):
     cli_version: str | None = None
     model: str | None = None
     cwd: str | None = None
+
+
+class SessionRecovered(Body):
+    """The CLI begins with a session of its own, and with the conversation's history in place of the one it lost.
+
+    `from`: the session that is lost, where one was; the new one is told by `session.bound`. `process`: the generation
+    of the process that gets the history. `why`: the CLI said that the session does not exist (`not_found`), or who
+    sent the prompt chose the history (`chosen`). `source`: the CLI's own file (`native`) or the rows of the projection
+    (`export`). `rows`: how many it got, the latest; `partial`: some are left out or cut.
+    """
+
+    model_config = ConfigDict(extra="ignore", populate_by_name=True)
+
+    from_: str | None = Field(default=None, alias="from")
+    process: int
+    why: Literal["not_found", "chosen"]
+    source: Literal["native", "export"]
+    rows: int = 0
+    partial: bool = False
+    detail: str | None = None
 
 
 class Delta(Body):
@@ -162,7 +184,11 @@ class InteractionRequested(Body):
     """The CLI waits for a human. `approval`: may the tool run with `input`; `question`: `questions` want answers.
 
     `options` of an approval: what the agent offers (`id`, `label`, `kind`: allow_once, allow_always, reject_once,
-    reject_always), where it offers more than allow and deny; an answer may name one as `answers.option`."""
+    reject_always), where it offers more than allow and deny; an answer may name one as `answers.option`.
+
+    `offered`: the answer that was given when the session, in an earlier process, asked the same, and of which it is not
+    known that it was applied (`decision`, and where given `text`, `input`, `answers`, `control`). It is given again by
+    nobody but who answers."""
 
     interaction: str
     kind: Literal["approval", "question"]
@@ -172,6 +198,7 @@ class InteractionRequested(Body):
     description: str | None = None
     questions: list[Question] = Field(default_factory=list)
     options: list[dict[str, Any]] = Field(default_factory=list)
+    offered: dict[str, Any] | None = None
     blob: BlobRef | None = None
 
 
@@ -231,8 +258,11 @@ class TurnCompleted(Body):
 
 
 class ErrorBody(Body):
+    """`choices`: what the next prompt's `resume` may say after RESUME_FAILED."""
+
     code: str
     detail: str = ""
+    choices: list[Literal["fresh", "history"]] | None = None
 
 
 class ResponseEnded(Body):
@@ -254,13 +284,15 @@ class Proof(Body):
 
 class ExecutionEnded(Body):
     """An execution's last event: the fence. `exit`: return code, or `-signal`. `tail: unknown` where the volume was
-    out of reach."""
+    out of reach. `checkpoint`: of a drained one, the id of what a resume goes on from; where that could not be made,
+    `error` says CHECKPOINT_FAILED."""
 
     outcome: Outcome
     proof: Proof | None = None
     exit: int | None = None
     tail: Literal["complete", "unknown"] = "complete"
     error: ErrorBody | None = None
+    checkpoint: str | None = None
 
 
 class Gap(Body):
@@ -336,6 +368,7 @@ BODIES: Final[dict[str, type[Body]]] = {
     EXECUTION_STARTED: ExecutionStarted,
     EXECUTION_ENDED: ExecutionEnded,
     SESSION_BOUND: SessionBound,
+    SESSION_RECOVERED: SessionRecovered,
     TEXT_DELTA: Delta,
     TEXT_COMPLETED: TextCompleted,
     TEXT_DISCARDED: TextDiscarded,

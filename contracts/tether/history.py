@@ -1,11 +1,12 @@
 """A conversation's history as material for an agent whose own session is lost: asked of a backend, on the bus.
 
-    collector ─ HistoryRequest on `tether.history.{tenant}` ─▶ a backend ─ rows up to the cut ─▶ History
+    collector ─ HistoryRequest on `tether.history.{tenant}.{workspace}` ─▶ a backend ─ rows up to the cut ─▶ History
 
 The cut is a sequence of the tenant's log that the admission fixed before the new message: nothing after it is told.
 A backend whose projection has not applied the log up to the cut yet answers RUNTIME_UNAVAILABLE, to be asked again. At
 most HISTORY_ROWS_MAX rows, the latest, within HISTORY_BYTES_MAX; long fields are cut and marked; `partial` says that
-rows are left out, cut, or missing in the projection itself.
+rows are left out, cut, or missing in the projection itself. The subject's workspace is the one that may be told of:
+another one in the request, or a conversation of another, is answered as one that does not exist.
 """
 
 from __future__ import annotations

@@ -58,6 +58,16 @@ def default_workspace(conversation: str) -> str:
     return _derive("ws", conversation)
 
 
+def continuation_id(checkpoint: str, conversation: str) -> str:
+    """The request id of what goes on with a turn that a drain has cut: one for each checkpoint."""
+    return _derive("req", "continuation", checkpoint, conversation)
+
+
+def drain_control_id(tenant: str, workspace: str, drain: str) -> str:
+    """The control id of a drain: the same for every agent service that asks for it, and after a crash."""
+    return _derive("ctl", tenant, workspace, "drain", drain)
+
+
 def sandbox_id(tenant: str, workspace: str) -> str:
     """The sandbox over a workspace: one at a time, so its id follows from the workspace."""
     return _derive("sbx", tenant, workspace)

@@ -69,7 +69,7 @@ WEBHOOK_CONCURRENCY: Final = 8  # deliveries at once, per endpoint
 WEBHOOK_DETAIL_CHARS_MAX: Final = 1024  # of a text that a notification carries
 
 # --- edge ---
-CONNECTION_RETRY_MAX_S: Final = 5.0  # between attempts of a client whose server cannot be reached
+CONNECTION_RETRY_MAX_S: Final = 2.0  # between attempts of a client whose server cannot be reached
 SSE_HEARTBEAT_S: Final = 10.0
 SSE_BUFFER_BYTES_MAX: Final = 1 * MIB
 SSE_RETRY_MS: Final = (500, 1500)  # a browser's wait before it connects again: drawn for each connection
@@ -88,7 +88,8 @@ CONTROL_PAYLOAD_BYTES_MAX: Final = 512 * KIB
 NAK_DELAY_MIN_S: Final = 0.25
 NAK_DELAY_MAX_S: Final = 5.0
 ACK_WAIT_S: Final = 30.0
-PROMPT_ACK_WAIT_S: Final = 6.0  # a killed router's prompts are its successor's after so long
+PROMPT_ACK_WAIT_S: Final = 2.0  # a killed router's prompts are its successor's after so long
+COMMAND_ACK_WAIT_S: Final = 6.0  # what was sent into a connection that had gone silent comes again after so long
 REQUEST_MEMORY_S: Final = 24 * 3600
 
 # --- sandboxes and processes ---

@@ -12,6 +12,7 @@ is taken costs the figures, never the service.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 import threading
@@ -24,6 +25,7 @@ from prometheus_client import (
     CONTENT_TYPE_LATEST,
     CollectorRegistry,
     Counter,
+    Gauge,
     Histogram,
     ProcessCollector,
     generate_latest,
@@ -53,6 +55,12 @@ bus_stalls: Final = Counter(
 bus_probe_seconds: Final = Histogram(
     "tether_bus_probe_seconds", "Round trip of the watchdog's probe", buckets=SECONDS, registry=REGISTRY
 )
+tasks: Final = Gauge("tether_tasks", "Tasks of the event loop that have not ended", registry=REGISTRY)
+
+
+def count_tasks_of(loop: asyncio.AbstractEventLoop) -> None:
+    """From now on `tether_tasks` counts this loop's, when it is asked for."""
+    tasks.set_function(lambda: float(len(asyncio.all_tasks(loop))))
 
 
 _also: CollectorRegistry | None = None

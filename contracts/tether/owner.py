@@ -71,6 +71,11 @@ class OwnerRecord(BaseModel):
     `prompt_stored_at_ns` identify the prompt that it answers, `request` and `attempt` likewise.
     `log_base` is the last sequence of the conversation's `_` subject before that admission: what the admission, and
     interjections into it, wrote there comes after it, so a continuing router searches no further back.
+    `native_session`, `native_agent`, `native_cli_version`: the last session that can be resumed, and of what. Nothing
+    clears it; another one takes its place once it is bound. `fallback`: the owner's execution may go on from the
+    history where that session does not exist; `history_cut` is the log's last sequence that such a history may tell.
+    `checkpoint_revision`: of the newest reference that a generation of this conversation went on from, which was
+    `checkpoint_generation`.
     `stop_control` stops the target while `stopping`; `stopping_since` (unix ms) is when that was decided, and
     `pending_request` which prompt waits for its end.
     """
@@ -94,7 +99,11 @@ class OwnerRecord(BaseModel):
     superseded: Superseded | None = None
     native_session: str | None = None
     native_agent: str | None = None
+    native_cli_version: str | None = None
+    fallback: bool = False
+    history_cut: int = 0
     checkpoint_revision: int = 0
+    checkpoint_generation: int = 0
     tombstones: tuple[Tombstone, ...] = ()
     updated_at: int = 0
 
@@ -108,7 +117,12 @@ class OwnerRecord(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """A prompt takes the conversation. `response`, `execution`, `sandbox`: derived ids."""
+    """A prompt takes the conversation. `response`, `execution`, `sandbox`: derived ids.
+
+    `resume`: the user chose to go on without the conversation's native session. `history_fallback`: when an execution
+    may fall back to the history. `history_cut`: the log's last sequence now. `checkpoint_revision`: of the reference
+    that this generation may go on from, 0 where there is none; an older one than the record's counts as none.
+    """
 
     tenant: Token
     workspace: Token
@@ -123,6 +137,10 @@ class Admit:
     agent: dict[str, Any]
     at: int
     log_base: int = 0
+    resume: Literal["fresh", "history"] | None = None
+    history_fallback: Literal["takeover", "always", "never"] = "takeover"
+    history_cut: int = 0
+    checkpoint_revision: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +161,7 @@ class SessionBound:
     native_session: str
     agent: str
     resumable: bool = True
+    cli_version: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,6 +284,9 @@ def _admit(record: OwnerRecord, event: Admit) -> Decision:
     if record.state != "idle":
         return Denied(f"the conversation is {record.state}")
     generation = record.generation + 1
+    takes_over = record.pending_request is not None or record.superseded is not None
+    goes_on = event.checkpoint_revision > record.checkpoint_revision
+    resumes = event.resume is None and record.native_agent == event.agent.get("kind")
     target = ExecutionTarget(
         tenant=event.tenant,
         workspace=event.workspace,
@@ -274,7 +296,7 @@ def _admit(record: OwnerRecord, event: Admit) -> Decision:
         execution=event.execution,
         execution_generation=generation,
         sandbox=event.sandbox,
-        native_session=record.native_session if record.native_agent == event.agent.get("kind") else None,
+        native_session=record.native_session if resumes else None,
     )
     return Accepted(
         record.model_copy(
@@ -289,6 +311,10 @@ def _admit(record: OwnerRecord, event: Admit) -> Decision:
                 "log_base": event.log_base,
                 "agent": event.agent,
                 "pending_request": None,
+                "fallback": event.history_fallback == "always" or (event.history_fallback == "takeover" and takes_over),
+                "history_cut": event.history_cut,
+                "checkpoint_revision": event.checkpoint_revision if goes_on else record.checkpoint_revision,
+                "checkpoint_generation": generation if goes_on else record.checkpoint_generation,
                 "updated_at": event.at,
             }
         )
@@ -300,7 +326,10 @@ def _started(record: OwnerRecord, event: Started) -> Decision:
         return Ignored()
     if event.process_generation < record.target.process_generation:
         return Ignored()  # generations only grow
-    target = record.target.model_copy(update={"boot": event.boot, "process_generation": event.process_generation})
+    learned: dict[str, Any] = {"boot": event.boot, "process_generation": event.process_generation}
+    if 0 < record.target.process_generation < event.process_generation:
+        learned["native_session"] = None  # the next process has one of its own, which it tells
+    target = record.target.model_copy(update=learned)
     if record.state == "starting":
         return Accepted(record.model_copy(update={"state": "running", "target": target, "updated_at": event.at}))
     if record.target != target:  # stopping before it was seen to start: the identity is still worth knowing
@@ -314,6 +343,8 @@ def _bound(record: OwnerRecord, event: SessionBound) -> Decision:
     update: dict[str, Any] = {"target": record.target.model_copy(update={"native_session": event.native_session})}
     if event.resumable:
         update |= {"native_session": event.native_session, "native_agent": event.agent}
+        version = event.cli_version or (record.native_cli_version if record.native_agent == event.agent else None)
+        update["native_cli_version"] = version
     changed = record.model_copy(update=update)
     return Ignored() if changed == record else Accepted(changed)
 

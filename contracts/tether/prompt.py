@@ -15,6 +15,8 @@ from tether.limits import KIB, PROMPT_BYTES_MAX
 from tether.refusals import problems_of
 
 Mode = Literal["auto", "interject", "takeover"]
+ResumeChoice = Literal["fresh", "history"]
+Continuation = Literal["wait", "continue"]
 
 
 class TextContent(BaseModel):
@@ -59,8 +61,8 @@ class Prompt(BaseModel):
     agent: AgentSpec = AgentSpec()
     mode: Mode = "auto"
     author: Annotated[str, StringConstraints(max_length=256)] | None = None
-    resume: Literal["fresh", "history"] | None = None
-    continuation: Literal["wait", "continue"] | None = None
+    resume: ResumeChoice | None = None
+    continuation: Continuation | None = None
 
     @property
     def digest(self) -> str:

@@ -41,13 +41,15 @@ class DrainOrder(BaseModel):
 
 class DrainReport(BaseModel):
     """How a drain stands, as the collector's reply and as the operation that callers see. `state` is final in `done`
-    and `failed`; `phase` says what it waits for. `problem` where it failed; `unsaved` says what was not kept."""
+    and `failed`; `phase` says what it waits for. `purpose` is the order's, as the agent service keeps it. `problem`
+    where it failed; `unsaved` says what was not kept."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
     drain: Token
     state: Literal["running", "done", "failed"]
     phase: Literal["turn", "leaving", "killing", "publishing", "checkpoint", "releasing", "over"] = "turn"
+    purpose: Literal["drain", "suspend", "delete"] | None = None
     executions: tuple[DrainedExecution, ...] = ()
     checkpoint: CheckpointReference | None = None
     checkpoint_revision: int = 0

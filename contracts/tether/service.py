@@ -88,6 +88,7 @@ def write_whole(path: Path, data: bytes, *, mode: int = 0o600) -> None:
 async def _supervise(main: Main) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
+    metrics.count_tasks_of(loop)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     await main(stop)

@@ -29,9 +29,10 @@ from tether.fold import Applied, ExecutionFold, ExecutionState
 from tether.frames import Frame, decode
 from tether.ids import ExecutionTarget, new_id
 from tether.kv import Bucket
+from tether.limits import DISCOVERY_SANDBOXES_MAX
 from tether.owner import OwnerRecord
 from tether.ports import Bus, StoredMessage
-from tether.sandbox import CAN_SNAPSHOT, Registration
+from tether.sandbox import CAN_SNAPSHOT, ExecutionSummary, Registration
 from tether.snapshot import Snapshot, Watermark, take
 from tether.subjects import EventAddress
 
@@ -107,15 +108,17 @@ class Snapshots:
         folded = await self.of_log(address)
         if isinstance(folded, Found):
             return folded
-        target = known or await self._logged_target(address)
-        found = Absent(Absence.NOTHING_LOGGED) if target is None else await self.of_collector(_loosened(target))
+        target = known or await self._told_target(address)
+        if target is None:
+            return folded
+        found = await self.of_collector(_loosened(target))
         return found if isinstance(found, Found) else _worse(found, folded)
 
     async def beyond_log(self, address: EventAddress, known: ExecutionTarget | None = None) -> Found | Absent:
         """For whoever has read the log and found it not whole: the collector's, living or final."""
         target = await self.owned(address)
         if target is None:
-            target = known or await self._logged_target(address)
+            target = known or await self._told_target(address)
             target = None if target is None else _loosened(target)
         if target is None:
             return Absent(Absence.NOT_WHOLE)
@@ -179,6 +182,30 @@ class Snapshots:
         mark = Watermark(ordinal=state.applied, sequence=last.sequence, tag=tag_of(last.stored_at_ns))
         at = state.ended_at or state.response_ended_at or last.stored_at_ns // 1_000_000
         return Found("log", take(target or target_of(state, address), state, mark, captured_at=at))
+
+    async def _told_target(self, address: EventAddress) -> ExecutionTarget | None:
+        """Of an execution that owns nothing any more: by the log, or by the collector that still has it."""
+        return await self._logged_target(address) or await self._listed_target(address)
+
+    async def _listed_target(self, address: EventAddress) -> ExecutionTarget | None:
+        """As a collector of the workspace lists it: what has ended is listed for as long as it is retained."""
+        bucket = Bucket(self._bus, subjects.SANDBOXES)
+        every = subjects.sandbox_key(address.tenant, address.workspace) + ".*"
+        peers = [peer async for _, peer in bucket.records(Registration, every)][:DISCOVERY_SANDBOXES_MAX]
+        listed = [one.target for peer in peers for one in peer.executions]
+        if any(peer.executions_omitted for peer in peers):
+            listed += await self._discovered(address)
+        return next((target for target in listed if target.execution == address.execution), None)
+
+    async def _discovered(self, address: EventAddress) -> list[ExecutionTarget]:
+        """Of a conversation, as the collector says that serves the workspace's controls: its list was cut."""
+        request = ControlRequest(control=new_id("dsc"), verb="discover", payload={"conversation": address.conversation})
+        reply = await ask_collector(self._bus, address.tenant, address.workspace, request)
+        try:
+            entries = (reply.result or {}).get("executions", ())
+            return [ExecutionSummary.model_validate(entry).target for entry in entries]
+        except ValidationError:
+            return []
 
     async def _logged_target(self, address: EventAddress) -> ExecutionTarget | None:
         """As the execution's first event names it, where that is still there."""

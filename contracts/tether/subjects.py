@@ -165,9 +165,15 @@ def checkpoint_key(tenant: str, workspace: str) -> str:
     return _tokens(("tenant", tenant), ("workspace", workspace))
 
 
-def history(tenant: str) -> str:
-    """Where a backend answers for the rows of a tenant's conversations (see `tether.history`)."""
-    return "tether.history." + _tokens(("tenant", tenant))
+def history(tenant: str, workspace: str) -> str:
+    """Where a backend answers for the rows of a conversation of this workspace (see `tether.history`): a sandbox may
+    ask for its own workspace's and for no other."""
+    return "tether.history." + _tokens(("tenant", tenant), ("workspace", workspace))
+
+
+def histories(tenant: str) -> str:
+    """What a backend answers on: `history` of every workspace of the tenant."""
+    return "tether.history." + _tokens(("tenant", tenant)) + ".*"
 
 
 def registration_key(tenant: str, workspace: str, sandbox: str) -> str:

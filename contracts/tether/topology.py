@@ -143,6 +143,7 @@ def base(*, replicas: int = 1) -> Topology:
             stream=subjects.COMMANDS_STREAM,
             durable=subjects.AGENT_DURABLE,
             description="Agent services drive commands to receipts",
+            ack_wait_s=limits.COMMAND_ACK_WAIT_S,
         ),
     )
     return Topology(streams=streams, consumers=consumers)

@@ -4,7 +4,7 @@ Steps of one delivery, in order (a crash after any of them is continued by the n
 
 1. read the execution's subject from the leader;
 2. read the owner record;
-3. the sandbox's record to `provisioning` or `resuming`, the provider's word, the record to `active`, `starts` + 1;
+3. the sandbox runs (`waking`), and its record counts this start;
 4. ask the collector, with the record's revision as authority;
 5. or: the end at base 0, then `response.failed`;
 6. ack.
@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import AsyncIterator
 from typing import Final, assert_never
 
@@ -26,10 +25,10 @@ from tether import subjects, tracing
 from tether.control import Authority, ControlReply, ControlRequest, StartCommand, decode_command
 from tether.errors import BusError, InvalidError, NoReplyError
 from tether.failpoints import failpoint, failpoint_of
-from tether.ids import sandbox_id
-from tether.limits import ACK_WAIT_S, CONTROL_REPLY_S
+from tether.limits import COMMAND_ACK_WAIT_S, CONTROL_REPLY_S
 from tether.ports import Bus, Job, StoredMessage
-from tether_agent import log, metrics
+from tether_agent import log, metrics, waking
+from tether_agent.core import continuation
 from tether_agent.core.commands import (
     Answered,
     Ask,
@@ -51,16 +50,13 @@ from tether_agent.core.commands import (
     begin,
     step,
 )
-from tether_agent.core.sandbox import Forwarded, Provisioned, Wanted
+from tether_agent.core.sandbox import Forwarded
 from tether_agent.providers import NotReadyError, Provider, ProvisionError
 from tether_agent.records import OwnerRecords, SandboxRecords
+from tether_agent.waking import Waker
 
-EXTEND_S: Final = ACK_WAIT_S / 3
+EXTEND_S: Final = COMMAND_ACK_WAIT_S / 3
 _log = structlog.get_logger("tether_agent")
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 class Driver:
@@ -72,6 +68,7 @@ class Driver:
         self._commands_max = commands_max
         self._sandboxes = SandboxRecords(bus)
         self._owners = OwnerRecords(bus)
+        self._waker = Waker(bus, provider)
 
     async def run(self) -> None:
         """Until cancelled. At most `commands_max` commands are held at a time."""
@@ -180,13 +177,13 @@ class Driver:
                     target = command.target
                     return OwnerSeen(*await self._owners.read(target.tenant, target.workspace, target.conversation))
                 case EnsureSandbox():
-                    return SandboxReady(await self._ensure(command))
-                case Ask(revision):
-                    return await self._ask(command, revision)
+                    return await self._ensure(command)
+                case Ask(revision, forwarded):
+                    return await self._ask(forwarded, revision)
                 case StoreNeverStarted(failure):
-                    return await log.store_never_started(self._bus, command, failure, now_ms=_now_ms())
+                    return await log.store_never_started(self._bus, command, failure, now_ms=waking.now_ms())
                 case TellFailure(failure):
-                    told = await log.tell_failure(self._bus, command, failure, now_ms=_now_ms())
+                    told = await log.tell_failure(self._bus, command, failure, now_ms=waking.now_ms())
                     return Told() if told else NotNow("the conversation's events change too fast")
                 case Settle() | Later():
                     raise AssertionError("the end of a drive is not performed here")
@@ -195,19 +192,17 @@ class Driver:
         except ProvisionError as error:
             return SandboxImpossible(error.problem)
         except NotReadyError as error:
-            return NotNow(str(error))
+            return NotNow(str(error), soon=error.soon)
         except BusError as error:
             return NotNow(f"bus: {error}")
 
-    async def _ensure(self, command: StartCommand) -> int:
-        """The revision of the sandbox's record, with this start counted. Raises NotReadyError, ProvisionError."""
+    async def _ensure(self, command: StartCommand) -> SandboxReady:
+        """The sandbox runs, and this start is counted in its record. Raises NotReadyError, ProvisionError."""
         tenant, workspace = command.target.tenant, command.target.workspace
-        wanted = Wanted(tenant, workspace, sandbox_id(tenant, workspace), self._provider.name, _now_ms())
-        await self._sandboxes.apply(tenant, workspace, wanted)
-        with tracing.scope("ensure sandbox"):
-            compute = await self._provider.ensure(tenant, workspace)
-        await self._sandboxes.apply(tenant, workspace, Provisioned(compute.facts, _now_ms()))
-        return await self._sandboxes.apply(tenant, workspace, Forwarded(_now_ms()))
+        await self._waker.wanted(tenant, workspace)
+        forwarded = await self._sandboxes.apply(tenant, workspace, Forwarded(waking.now_ms()))
+        assert forwarded.record is not None
+        return SandboxReady(forwarded.revision, continuation.led_by(forwarded.record, command))
 
     async def _ask(self, command: StartCommand, revision: int) -> CommandInput:
         request = ControlRequest(

@@ -25,6 +25,34 @@ collector_starts: Final = Counter(
 collector_ends: Final = Counter(
     "tether_agent_collector_ends", "Collectors that ended without being told to", registry=REGISTRY
 )
+drains: Final = Counter(
+    "tether_agent_drains",
+    "Drains that ended, by purpose (drain, suspend, delete) and outcome (done, failed)",
+    ["purpose", "outcome"],
+    registry=REGISTRY,
+)
+drain_seconds: Final = Histogram(
+    "tether_agent_drain_seconds",
+    "From the order of a drain to the release of its compute",
+    buckets=SECONDS,
+    registry=REGISTRY,
+)
+idle_suspends: Final = Counter(
+    "tether_agent_idle_suspends", "Sandboxes that were suspended because they were idle", registry=REGISTRY
+)
+resumes: Final = Counter(
+    "tether_agent_resumes",
+    "Suspended sandboxes that were woken, by cause: prompt, request",
+    ["cause"],
+    registry=REGISTRY,
+)
+resume_seconds: Final = Histogram(
+    "tether_agent_resume_seconds", "From waking a sandbox to its being active", buckets=SECONDS, registry=REGISTRY
+)
+continuations: Final = Counter(
+    "tether_agent_continuations", "Turns that a drain had cut and that were gone on with", registry=REGISTRY
+)
+deletes: Final = Counter("tether_agent_deletes", "Sandboxes that were deleted", registry=REGISTRY)
 sandboxes: Final = Gauge(
     "tether_agent_sandboxes",
     "Sandboxes by state: alive (its collector runs), down",

@@ -2,23 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import Final
 
 from pydantic import ValidationError
 
 from tether import ids, subjects
-from tether.kv import Bucket, Conflict
+from tether.checkpoint import CheckpointReference
+from tether.errors import ProblemError
+from tether.kv import Bucket, Conflict, Entry
 from tether.owner import OwnerRecord
 from tether.ports import Bus
-from tether.sandbox import SandboxRecord
-from tether_agent.core.sandbox import Keep, SandboxInput, Wait, Write, decide
+from tether.sandbox import Registration, SandboxRecord
+from tether_agent.core.sandbox import Keep, Refuse, Remove, SandboxInput, Wait, Write, decide
 from tether_agent.providers import NotReadyError
 
 _ROUNDS_MAX: Final = 8  # of lost compare-and-sets before the caller comes back later
 
 
+class MovedError(Exception):
+    """The record is not at the revision any more that the caller decided on: it reads and decides again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """The record after a transition, and its revision. `wrote`: this very call made it; false where it said so
+    already. `record` is None where it was removed, or never was."""
+
+    record: SandboxRecord | None
+    revision: int
+    wrote: bool
+
+
 class SandboxRecords:
-    """`tether_sandboxes/{tenant}.{workspace}`, read from the leader."""
+    """`tether_sandboxes/{tenant}.{workspace}` and the registrations beside it, read from the leader."""
 
     def __init__(self, bus: Bus) -> None:
         self._bucket = Bucket(bus, subjects.SANDBOXES)
@@ -34,26 +52,70 @@ class SandboxRecords:
         except ValidationError as error:
             raise NotReadyError(f"the sandbox's record cannot be read: {error.error_count()} problems") from None
 
-    async def apply(self, tenant: str, workspace: str, event: SandboxInput) -> int:
-        """Take the transition; returns the record's revision then. Raises NotReadyError, BusError."""
-        key, op = subjects.sandbox_key(tenant, workspace), ids.new_id("op")
+    async def written_after(self, revision: int) -> AsyncIterator[tuple[Entry, SandboxRecord]]:
+        """Every record that was written after this revision, in order. Raises BusError."""
+        async for entry, record in self._bucket.records(SandboxRecord, "*.*", after=revision):
+            yield entry, record
+
+    async def registration(self, tenant: str, workspace: str, sandbox: str) -> Registration | None:
+        """Raises BusError."""
+        return await self._bucket.record(subjects.registration_key(tenant, workspace, sandbox), Registration)
+
+    async def apply(self, tenant: str, workspace: str, event: SandboxInput, *, expect: int | None = None) -> Applied:
+        """Take the transition. With `expect`, only on exactly this revision. Raises MovedError, NotReadyError,
+        ProblemError for what is refused, BusError."""
+        op = ids.new_id("op")
         for _ in range(_ROUNDS_MAX):
             record, revision = await self.read(tenant, workspace)
+            if expect is not None and revision != expect:
+                raise MovedError
             match decide(record, event):
                 case Keep():
-                    return revision
+                    return Applied(record, revision, wrote=False)
                 case Wait(reason):
-                    raise NotReadyError(reason)
-                case Write(changed):
+                    raise NotReadyError(reason, soon=record is not None and record.state == "draining")
+                case Refuse(found):
+                    raise ProblemError(found)
+                case Write() | Remove() as decision:
                     try:
-                        if record is None:
-                            entry = await self._bucket.create(key, changed.value(), op=op)
-                        else:
-                            entry = await self._bucket.update(key, changed.value(), op=op, revision=revision)
+                        return await self._put(tenant, workspace, record, decision, op=op, revision=revision)
                     except Conflict:
                         continue
-                    return entry.revision
         raise NotReadyError("the sandbox's record changes too fast")
+
+    async def _put(
+        self,
+        tenant: str,
+        workspace: str,
+        before: SandboxRecord | None,
+        decision: Write | Remove,
+        *,
+        op: str,
+        revision: int,
+    ) -> Applied:
+        """Raises Conflict, BusError."""
+        key = subjects.sandbox_key(tenant, workspace)
+        if isinstance(decision, Remove):
+            await self._bucket.delete(key, revision=revision)
+            return Applied(None, 0, wrote=True)
+        value = decision.record.value()
+        if before is None:
+            entry = await self._bucket.create(key, value, op=op)
+        else:
+            entry = await self._bucket.update(key, value, op=op, revision=revision)
+        return Applied(decision.record, entry.revision, wrote=True)
+
+
+class References:
+    """`tether_checkpoints/{tenant}.{workspace}`, read only, from the leader."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bucket = Bucket(bus, subjects.CHECKPOINTS)
+
+    async def read(self, tenant: str, workspace: str) -> tuple[CheckpointReference | None, int]:
+        """The reference and its revision (0 where there is none). Raises BusError."""
+        entry = await self._bucket.get(subjects.checkpoint_key(tenant, workspace))
+        return (None, 0) if entry is None else (self._bucket.parse(entry, CheckpointReference), entry.revision)
 
 
 class OwnerRecords:

@@ -5,6 +5,37 @@
     stop       {tenant, workspace} | {all}   → {stopped: [{tenant, workspace, killed}]}
     restart-collector  {tenant, workspace}   → {tenant, workspace, boot, before, instance, version}   CLIs live on
 
+Operations on a sandbox's life. Each is answered at once; what it began goes on by itself, over restarts too:
+
+    drain         {tenant, workspace, drain_id, grace_s?, reason?, store?, include?}
+    suspend       {… as drain, force?: false}     refused with SESSION_BUSY while an execution lives, unless forced
+    delete        {… as drain, checkpoint?: true}  drained first; `checkpoint: false` ends it without
+    drain-status  {tenant, workspace, drain_id?}  of the running or last operation, or of exactly this one
+    resume        {tenant, workspace}             wakes a suspended sandbox, once whoever asks
+
+`drain_id`: a token of the caller's; the same id again joins what it began. `grace_s`: 0 to 3600, default 60. `store`:
+volume | blobs | both. `include`: sessions | workspace. The first four answer
+
+    {report: DrainReport, purpose: drain | suspend | delete, state, joined}
+
+`report.drain` is the operation that runs: another's id where one ran already (`joined` is true then, and for a
+repeated id). `report.state` running is asked again by `drain-status`; `done` and `failed` are final, `report.problem`
+and `report.unsaved` say what was not kept. `state` is the sandbox's: provisioning, active, draining, suspended,
+resuming, deleting, or `deleted`. A delete that drains nothing (suspended, provisioning, completed, or unwanted) has a
+report without executions, whose `checkpoint` is the existing reference, verified, or none with `unsaved` saying so.
+`resume` answers
+
+    {state: resuming | active, woken, checkpoint?: CheckpointReference, checkpoint_revision}
+
+where `woken` says that this very request woke it (false: it was awake, or somebody else did). Problems:
+
+    NOT_FOUND           there is no such sandbox, or no operation of this id
+    SESSION_BUSY        suspend: `context.executions` names who: [{conversation, execution, state}]
+    DRAINING            resume while a drain runs, or delete while one of another purpose does; retryable
+    CAPABILITY_MISSING  the sandbox's collector cannot drain; nothing was changed
+    CHECKPOINT_FAILED   delete: the existing checkpoint cannot be read; `checkpoint: false` goes on without
+    RUNTIME_UNAVAILABLE the bus, or a sandbox that is only being started (drain, suspend); retryable
+
 An answer is a JSON object with `v` and either the result's fields or `problem` (RFC 9457 members, naming the field).
 """
 
@@ -12,17 +43,18 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import asdict
-from typing import Any, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from tether import subjects
+from tether.checkpoint import Include, Store
 from tether.errors import Code, InvalidError, Problem, ProblemError, problem
 from tether.ids import Token
 from tether.jsonsafe import loads_object
-from tether.limits import KIB
+from tether.limits import DRAIN_GRACE_MAX_S, KIB
 from tether.ports import Bus, Handler, Message
 from tether.prompt import invalid
 from tether_agent.providers import NotReadyError, Provider, ProvisionError
@@ -51,6 +83,37 @@ class RestartRequest(_Request):
     workspace: Token
 
 
+class DrainRequest(_Request):
+    """See the module. What is None is the service's own setting."""
+
+    tenant: Token
+    workspace: Token
+    drain_id: Token
+    grace_s: Annotated[float, Field(ge=0, le=DRAIN_GRACE_MAX_S, allow_inf_nan=False)] | None = None
+    reason: Annotated[str, StringConstraints(max_length=256)] = ""
+    store: Store | None = None
+    include: Include | None = None
+
+
+class SuspendRequest(DrainRequest):
+    force: bool = False
+
+
+class DeleteRequest(DrainRequest):
+    checkpoint: bool = True
+
+
+class DrainStatusRequest(_Request):
+    tenant: Token
+    workspace: Token
+    drain_id: Token | None = None
+
+
+class ResumeRequest(_Request):
+    tenant: Token
+    workspace: Token
+
+
 class StopRequest(_Request):
     """One sandbox, or `all` of this service's."""
 
@@ -60,23 +123,26 @@ class StopRequest(_Request):
 
 
 Answer = dict[str, Any]
+Handling = Callable[[bytes], Awaitable[Answer]]
 RequestT = TypeVar("RequestT", bound=_Request)
 
 
 class Requests:
-    """The handlers; the provider is the one who knows."""
+    """The handlers; the provider is the one who knows. `more`: verbs that another answers."""
 
-    def __init__(self, provider: Provider) -> None:
+    def __init__(self, provider: Provider, more: Mapping[str, Handling] | None = None) -> None:
         self._provider = provider
+        self._more = dict(more or {})
 
     @contextlib.asynccontextmanager
     async def serving(self, bus: Bus) -> AsyncIterator[None]:
         """Answer while the context is open."""
-        handlers: dict[str, Callable[[bytes], Awaitable[Answer]]] = {
+        handlers: dict[str, Handling] = {
             "sandboxes": self.sandboxes,
             "workspace": self.workspace,
             "stop": self.stop,
             "restart-collector": self.restart_collector,
+            **self._more,
         }
         async with contextlib.AsyncExitStack() as stack:
             for verb, handler in handlers.items():
@@ -85,7 +151,7 @@ class Requests:
             yield
 
     async def sandboxes(self, data: bytes) -> Answer:
-        request = _parse(SandboxesRequest, data)
+        request = parse(SandboxesRequest, data)
         found = [
             asdict(status)
             for status in self._provider.statuses()
@@ -94,11 +160,11 @@ class Requests:
         return {"sandboxes": found}
 
     async def workspace(self, data: bytes) -> Answer:
-        request = _parse(WorkspaceRequest, data)
+        request = parse(WorkspaceRequest, data)
         return {"path": self._provider.assign(request.tenant, request.workspace, request.path)}
 
     async def restart_collector(self, data: bytes) -> Answer:
-        request = _parse(RestartRequest, data)
+        request = parse(RestartRequest, data)
         try:
             restarted = await self._provider.restart_collector(request.tenant, request.workspace)
         except NotReadyError as error:
@@ -111,7 +177,7 @@ class Requests:
         return asdict(restarted)
 
     async def stop(self, data: bytes) -> Answer:
-        request = _parse(StopRequest, data)
+        request = parse(StopRequest, data)
         if request.all:
             if request.tenant is not None or request.workspace is not None:
                 raise InvalidError("all", "must not be given together with tenant or workspace")
@@ -122,7 +188,8 @@ class Requests:
         return {"stopped": [] if stopped is None else [asdict(stopped)]}
 
 
-def _parse(model: type[RequestT], data: bytes) -> RequestT:
+def parse(model: type[RequestT], data: bytes) -> RequestT:
+    """Raises InvalidError."""
     value = loads_object(data or b"{}", "request", bytes_max=REQUEST_BYTES_MAX)
     try:
         return model.model_validate(value)
@@ -130,7 +197,7 @@ def _parse(model: type[RequestT], data: bytes) -> RequestT:
         raise invalid(error) from None
 
 
-def _answering(handler: Callable[[bytes], Awaitable[Answer]]) -> Handler:
+def _answering(handler: Handling) -> Handler:
     async def answer(message: Message) -> bytes:
         try:
             result = {"v": 1, **await handler(message.data)}

@@ -1,25 +1,30 @@
 """The agent service's life: one bus connection, one provider, the commands' driver, the answered requests.
 
-Start: agents file → bus → base topology → provider (adopts what runs) → requests → commands → ready.
-End, on SIGTERM or SIGINT: commands are given back → requests end → sandboxes, only if `agent_stop_sandboxes` says so →
-the provider lets go (collectors run on) → bus.
+Start: agents file → bus → base topology → provider (adopts what runs) → requests → lifecycle, commands → ready.
+End, on SIGTERM or SIGINT: commands are given back, drains are left to the next service → requests end → sandboxes,
+only if `agent_stop_sandboxes` says so → the provider lets go (collectors run on) → bus.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 
 import structlog
 
 from tether import topology
 from tether.bus import connect_service, wait_for_streams
+from tether.ports import Bus
 from tether.service import ready
 from tether_agent import agents, metrics
 from tether_agent.config import AgentSettings
 from tether_agent.drive import Driver
-from tether_agent.providers.local import COLLECTOR, LocalProvider
+from tether_agent.lifecycle import Lifecycle
+from tether_agent.operations import Operations
+from tether_agent.providers import Provider, choose
+from tether_agent.providers.local import COLLECTOR
 from tether_agent.requests import Requests
 
 _log = structlog.get_logger("tether_agent")
@@ -37,22 +42,37 @@ async def serve(settings: AgentSettings, stop: asyncio.Event, *, command: Sequen
     async with bus:
         if not await wait_for_streams(bus, topology.names(topology.base()), stop):
             return
-        provider = LocalProvider(settings, known, environment, bus, command=command)
+        provider = choose.provider(settings, known, environment, bus, command=command)
         metrics.watch(provider.statuses)
         async with provider.running():
-            async with Requests(provider).serving(bus), asyncio.TaskGroup() as group:
-                driver = Driver(bus, provider, commands_max=settings.agent_commands_max)
-                driving = group.create_task(driver.run(), name="commands")
+            async with working(bus, provider, settings):
                 ready(settings, provider=provider.name, agents=sorted(known.agents))
                 await stop.wait()
-                driving.cancel()
             if settings.agent_stop_sandboxes:
                 await provider.stop_all()
+
+
+@asynccontextmanager
+async def working(bus: Bus, provider: Provider, settings: AgentSettings) -> AsyncIterator[None]:
+    """Commands are driven, requests answered, sandboxes carried on while the context is open. The provider runs."""
+    lifecycle = Lifecycle(bus, provider, settings)
+    operations = Operations(bus, provider, lifecycle, settings)
+    driver = Driver(bus, provider, commands_max=settings.agent_commands_max)
+    async with Requests(provider, operations.handlers).serving(bus), asyncio.TaskGroup() as group:
+        tasks = [
+            group.create_task(lifecycle.run(), name="lifecycle"),
+            group.create_task(driver.run(), name="commands"),
+        ]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
 
 
 async def stop_sandboxes(settings: AgentSettings) -> int:
     """End every sandbox of this state directory, without a bus: what `tether down` does when no agent service is left
     to be asked. Returns how many were ended."""
-    provider = LocalProvider(settings, agents.AgentsFile(), agents.Environment({}, {}, {}), None)
+    provider = choose.provider(settings, agents.AgentsFile(), agents.Environment({}, {}, {}), None)
     async with provider.running(restart=False):
         return len(await provider.stop_all())

@@ -16,7 +16,7 @@ from tether.kv import Bucket
 from tether.owner import OwnerRecord
 from tether.ports import Bus
 from tether.prompt import ConversationRecord, RequestRecord
-from tether.sandbox import Registration, SandboxRecord
+from tether.sandbox import Registration
 from tether_backend.feed import Feed
 from tether_backend.http.edge import Admission
 from tether_backend.metrics import Metrics
@@ -109,16 +109,6 @@ class Runtime:
     async def registration(self, target: ExecutionTarget) -> Registration | None:
         key = subjects.registration_key(target.tenant, target.workspace, target.sandbox)
         return await Bucket(self._bus, subjects.SANDBOXES).record(key, Registration)
-
-    async def sandboxes(self, tenant: str) -> list[tuple[SandboxRecord, Registration | None]]:
-        records: dict[str, SandboxRecord] = {}
-        registered: dict[str, Registration] = {}
-        bucket = Bucket(self._bus, subjects.SANDBOXES)
-        async for entry, record in bucket.records(SandboxRecord, f"{tenant}.*"):
-            records[entry.key.split(".")[1]] = record
-        async for entry, registration in bucket.records(Registration, f"{tenant}.*.*"):
-            registered[entry.key.split(".")[1]] = registration
-        return [(record, registered.get(workspace)) for workspace, record in sorted(records.items())]
 
     async def control(self, tenant: str, workspace: str, request: ControlRequest) -> ControlReply:
         """Ask the collector (see `tether.asking`), with the conversation's control lease where the verb needs it."""

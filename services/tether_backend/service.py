@@ -1,6 +1,6 @@
 """The backend's life.
 
-    start   bus → topology → database (migrated, identified) → feeds, projectors → socket → ready
+    start   bus → topology → database (migrated, identified) → feeds, projectors → histories → socket → ready
     stop    no new connections; event streams end with their cursors good; projector leases released; bus, database
 
 One TaskGroup owns the feeds, the projectors and the server; the first that ends unexpectedly ends the service.
@@ -9,6 +9,7 @@ One TaskGroup owns the feeds, the projectors and the server; the first that ends
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.metadata
 import secrets
 from collections.abc import Sequence
@@ -28,6 +29,7 @@ from tether.ports import Bus
 from tether.service import ready
 from tether_backend.config import BackendSettings, Tokens, load_tokens
 from tether_backend.feed import Feed
+from tether_backend.history import HistoryServer
 from tether_backend.http.app import create_app
 from tether_backend.http.edge import Admission
 from tether_backend.http.server import Server, listen, make_server, url_of
@@ -104,6 +106,9 @@ async def serve(settings: BackendSettings, deps: Deps, stop: asyncio.Event) -> N
             for name, hooks in deps.webhooks.items()
             if hooks.endpoints
         ]
+        served = contextlib.AsyncExitStack()
+        for name in deps.projectors:
+            await served.enter_async_context(HistoryServer(deps.bus, deps.database, name).serving())
         web = group.create_task(server.serve(sockets=[listener]), name="http")
         announce = group.create_task(_announce(settings, deps, server, url_of(listener)), name="ready")
         await stop.wait()
@@ -112,6 +117,7 @@ async def serve(settings: BackendSettings, deps: Deps, stop: asyncio.Event) -> N
             feed.close()
         server.should_exit = True
         await web
+        await served.aclose()
         await deps.leases.close()
         for task in (*tasks, announce):
             task.cancel()

@@ -1,4 +1,9 @@
-"""`python -m tether_collector`: configuration from the environment, then the service until SIGTERM."""
+"""`python -m tether_collector`: configuration from the environment, then the service until it is drained (SIGTERM, or
+the verb) or hands over (SIGHUP, SIGINT).
+
+Exit codes: 0 drained or handed over; 75 SIGTERM's drain has failed; 78 misconfigured, or the checkpoint that it was to
+go on from cannot be restored (`.tether/restore-failed.json` says why); 1 anything that nobody expected.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +15,7 @@ from typing import Final
 from tether.service import run
 from tether.settings import load_or_exit
 from tether_collector.config import CollectorSettings
-from tether_collector.service import run_collector
+from tether_collector.service import on_signals, run_collector
 
 # A flood makes objects that live until its end: the collector looks at the young ones less often than every 700, and
 # never again at what was imported (half of the CPU time of a flood, measured).
@@ -22,10 +27,13 @@ def main() -> int:
     gc.freeze()
     gc.set_threshold(*GC_AFTER)
 
-    async def serve(stop: asyncio.Event) -> None:
-        await run_collector(settings, stop)
+    code = 0
 
-    return run(serve, settings, service="collector")
+    async def serve(stop: asyncio.Event) -> None:
+        nonlocal code
+        code = await run_collector(settings, stop, terminated=on_signals(stop))
+
+    return run(serve, settings, service="collector") or code
 
 
 if __name__ == "__main__":

@@ -80,5 +80,5 @@ class AcceptedControls:
         gone = problem(Code.SESSION_STREAM_NOT_ACTIVE, "the execution ended before it", ended=True)
         for entry in list(self._controls.values()):
             if entry.status not in FINAL:
-                settled = entry.verb in ("stop", "start")
+                settled = entry.verb in ("stop", "start", "drain")
                 self.set(entry.control, "settled" if settled else "rejected", None if settled else gone)

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from tether import events as ev
-from tether import tracing
+from tether import subjects, tracing
 from tether.control import StartCommand
 from tether.errors import (
     BusError,
@@ -36,7 +36,9 @@ from tether.errors import (
 from tether.events import Event
 from tether.frames import Frame, Position, decode, encode, message_id
 from tether.ids import ExecutionTarget
+from tether.kv import Bucket
 from tether.limits import PUBLISH_ATTEMPT_S, PUBLISH_BACKOFF_MAX_S, PUBLISH_BACKOFF_MIN_S
+from tether.owner import OwnerRecord
 from tether.ports import Bus, StoredMessage
 from tether.subjects import EventAddress, events_stream
 
@@ -160,6 +162,18 @@ async def last_message(bus: Bus, address: EventAddress) -> StoredMessage | None:
         except BusError:
             await asyncio.sleep(pause_s * random.uniform(0.8, 1.2))
             pause_s = min(pause_s * 2, 1.0)
+
+
+async def is_owned(bus: Bus, address: EventAddress) -> bool:
+    """Whether the owner record names this execution; waits until that can be read."""
+    key = subjects.owner_key(address.tenant, address.workspace, address.conversation)
+    while True:
+        try:
+            record = await Bucket(bus, subjects.OWNERS, leader=False).record(key, OwnerRecord)
+        except BusError:
+            await asyncio.sleep(UNAVAILABLE_PAUSE_S)
+            continue
+        return record is not None and record.target is not None and record.target.execution == address.execution
 
 
 async def end_orphan(bus: Bus, address: EventAddress, message: StoredMessage, at: int) -> None:

@@ -18,8 +18,9 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, Field, StringConstraints, field_validator, model_validator
 
+from tether.checkpoint import Include, Store
 from tether.ids import TOKEN_PATTERN, Token, sandbox_id
-from tether.limits import KIB, MIB, SPOOL_BYTES_MAX, SPOOL_SEGMENT_BYTES
+from tether.limits import DRAIN_GRACE_MAX_S, DRAIN_GRACE_S, KIB, MIB, SPOOL_BYTES_MAX, SPOOL_SEGMENT_BYTES
 from tether.settings import ServiceSettings
 
 AGENT_ENV_FILE_BYTES_MAX: Final = 256 * KIB
@@ -96,6 +97,20 @@ class CollectorSettings(ServiceSettings):
         default_factory=dict, description="the provider's facts, JSON, registered"
     )
     recovery: bool = Field(default=False, description="start nothing: tell what is left untold, and end")
+    collector_drain_grace_s: float = Field(
+        default=DRAIN_GRACE_S, ge=0, le=DRAIN_GRACE_MAX_S, description="from SIGTERM to the end, checkpoint included"
+    )
+    collector_checkpoint_store: Store = Field(default="volume", description="where SIGTERM's checkpoint is kept")
+    collector_checkpoint_include: Include = Field(
+        default="sessions", description="of SIGTERM's checkpoint; workspace: the user's files as well"
+    )
+    collector_checkpoint_wait_s: float = Field(
+        default=30.0, gt=0, le=600, description="a blob store that takes nothing for so long has failed"
+    )
+    collector_restore: Token | None = Field(
+        default=None, description="checkpoint that this sandbox goes on from; an empty volume is filled from its blobs"
+    )
+    collector_restore_revision: int = Field(default=0, ge=0, description="of its reference; 0: the one that is there")
     spool_bytes_max: int = Field(default=SPOOL_BYTES_MAX, ge=MIB, description="of one execution")
     spool_segment_bytes: int = Field(default=SPOOL_SEGMENT_BYTES, ge=16 * KIB, description="of one spool file")
 

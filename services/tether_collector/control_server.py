@@ -6,7 +6,7 @@
     ── journal (fsync) ─▶ note in the spool ─▶ the machine ─▶ receipts as events ─▶ the reply
 
 A reply is a hint: what counts is the receipt in the log. It waits until the verb's point of interest or almost as long
-as a caller waits, then says how things stand.
+as a caller waits, then says how things stand. `drain` answers at once (see `draining.py`).
 """
 
 from __future__ import annotations
@@ -31,11 +31,13 @@ from tether.snapshot import Snapshot
 from tether_collector import metrics
 from tether_collector.blobs import blob_of_text
 from tether_collector.core.discovery import page
-from tether_collector.execution_shell import ExecutionShell, now_ms
+from tether_collector.draining import Drainer
+from tether_collector.execution_shell import ExecutionShell
 from tether_collector.executions import Executions
 from tether_collector.journal import Control
 from tether_collector.starting import Starter
 from tether_collector.stop_authority import check_takeover
+from tether_collector.surroundings import now_ms
 
 REPLY_WAIT_S: Final = CONTROL_REPLY_S - 1.0
 REPLY_ROOM_BYTES: Final = 16 * 1024  # of a reply's payload for everything but the snapshot
@@ -53,7 +55,8 @@ ENOUGH: Final = {
 class ControlServer:
     """`bus` here is only asked to carry replies; everything else goes through the executions."""
 
-    def __init__(self, executions: Executions, starter: Starter) -> None:
+    def __init__(self, executions: Executions, starter: Starter, drainer: Drainer) -> None:
+        self._drainer = drainer
         self._executions = executions
         self._around = executions.around
         self._starter = starter
@@ -104,7 +107,7 @@ class ControlServer:
             case "snapshot":
                 return await self._snapshot(request)
             case "drain":
-                raise ProblemError(problem(Code.CAPABILITY_MISSING, "this collector cannot drain"))
+                return await self._drainer.serve(request)
             case _:
                 return await self._control(request)
 

@@ -1,9 +1,10 @@
 """One execution, from its journaled start to its saved end. The machine decides; this performs, in this order:
 
     1  claim in the log                    (claim.py; refused: nothing was spawned, nothing will be)
-    2  keeper: adopted, or launched once   (process.py)
+    2  keeper: adopted, or launched once   (raising.py, process.py)
     3  base from the log, state from the spool (pipeline.py)
     4  spool → events → blobs → log, and what the machine wants → keeper, until the terminal frame is stored
+       (or another process follows: 2 to 4 again, with what is recorded so far)
     5  final snapshot on disk (finals.py), journal, the keeper may go
 
 A crash between any two is continued by `run` of the next collector: 1 sends the same bytes again, 2 finds the spawn
@@ -17,67 +18,48 @@ nothing of the old reading is offered, and the pump rebuilds. Reading pauses whi
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from contextlib import closing
 from typing import Any, Final, Literal
 
 import structlog
 
 from tether import events as ev
-from tether import subjects, tracing
-from tether.cursor import tag_of
-from tether.errors import BusError, Code, InvalidError, Problem, problem
+from tether import tracing
+from tether.checkpoint import DrainedExecution
+from tether.errors import BusError, Code, Problem, problem
 from tether.events import Event
 from tether.frame_writer import RecordGap, Told
-from tether.frames import Frame, Position, decode
+from tether.frames import Position
 from tether.ids import ExecutionTarget
-from tether.kv import Bucket
-from tether.owner import OwnerRecord
-from tether.ports import Bus
 from tether.sandbox import ExecutionSummary
-from tether.snapshot import Snapshot, Watermark, take
+from tether.snapshot import Snapshot, Watermark
 from tether.subjects import EventAddress
 from tether_collector import claim as claiming
 from tether_collector import metrics, trace
 from tether_collector.accepted import AcceptedControls
-from tether_collector.blobs import Blob, BlobStore, externalise
-from tether_collector.config import CollectorSettings
+from tether_collector.blobs import Blob, externalise
 from tether_collector.core.execution import Execution
 from tether_collector.core.inputs import Want
 from tether_collector.core.review import End
-from tether_collector.finals import FinalSnapshots
+from tether_collector.departing import what_became
 from tether_collector.hands import Hands
-from tether_collector.journal import Control, Journal, Start
+from tether_collector.journal import Control, Start
 from tether_collector.keeper_link import KeeperRefusedError, LinkLost
-from tether_collector.launching import agent_launch, launch_spec
+from tether_collector.launching import agent_launch
+from tether_collector.live_snapshot import snapshot_of
 from tether_collector.log_writer import LogWriter
-from tether_collector.pipeline import Base, Pipeline
+from tether_collector.pipeline import Base, Pipeline, base_of
 from tether_collector.process import AgentProcess, keeper_folder
+from tether_collector.raising import Succession, hand_over, raise_process, remember_session
 from tether_collector.salvage import closed_without_tail, salvage
 from tether_collector.spool_room import LOOK_S, SpoolRoom
+from tether_collector.surroundings import Surroundings as Surroundings
+from tether_collector.surroundings import now_ms as now_ms
 from tether_collector.sweep import sweep
 
 PROVE_AGAIN_S: Final = 2.0
 OWNER_AGAIN_S: Final = 0.5
-
-
-@dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What every execution of a collector shares. `changed`: something that the registration shows has changed.
-    `step` is called with the name of each step that is on disk or stored; tests crash there."""
-
-    settings: CollectorSettings
-    bus: Bus
-    journal: Journal
-    blobs: BlobStore
-    finals: FinalSnapshots
-    changed: Callable[[], None]
-    step: Callable[[str], None] = field(default=lambda _name: None)
-
-
-def now_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 class ExecutionShell:
@@ -90,26 +72,15 @@ class ExecutionShell:
         self._restoring = restoring
         self.target: ExecutionTarget = start.target
         self.ended = False
+        self._left: DrainedExecution | None = None
         self._around = around
         self._address = EventAddress(start.target.tenant, start.target.workspace, start.conversation, start.execution)
-        folder = keeper_folder(around.settings.state_dir, start.execution, start.target.process_generation)
         self._kick = asyncio.Event()
-        self._process = AgentProcess(folder, start.nonce, self._kick.set)
-        self._hands = Hands(self._process, self._wants, self._unnoted)
-        self._writer = LogWriter(around.bus, self._address, self)
         self._pipeline: Pipeline | None = None
         self._rebase: Base | None = None
         self._controls = AcceptedControls(around.journal, start.execution, around.step)
         self._adopted_at = 0  # the record up to which the spool is history for the present link
         self._replayed = False  # the spool's end was reached since the last rebuild
-        self._room = SpoolRoom(
-            around.settings,
-            lambda: around.bus.connected,
-            self._process,
-            self._writer,
-            self._step,
-            lambda: self._rebase is not None,
-        )
         self._lead: tuple[Event, Position] | None = None  # a gap that is told before anything else
         self._paused = False
         self._pumping = False
@@ -119,6 +90,25 @@ class ExecutionShell:
         self._shown: object = None
         self._due: object = None  # what the hands were last called for
         self._log = structlog.get_logger("tether.collector")
+        self._equip()
+
+    def _equip(self) -> None:
+        """What belongs to the present process."""
+        around, start = self._around, self.start
+        folder = keeper_folder(around.settings.state_dir, start.execution, start.target.process_generation)
+        before = str(around.settings.facts.get("before", ""))
+        self._process = AgentProcess(folder, start.nonce, self._kick.set, before)
+        self._hands = Hands(self._process, self._wants, self._unnoted)
+        self._writer = LogWriter(around.bus, self._address, self)
+        self._room = SpoolRoom(
+            around.settings,
+            lambda: around.bus.connected,
+            self._process,
+            self._writer,
+            self._step,
+            lambda: self._rebase is not None,
+        )
+        self._succession = Succession(around, start, lambda: self.judging, self._record_note, self._all_stored)
 
     # --- what others ask ---
 
@@ -141,6 +131,21 @@ class ExecutionShell:
         """Nothing of the process is left; what remains is telling it."""
         return self.machine is not None and self.machine.ended
 
+    @property
+    def left(self) -> DrainedExecution | None:
+        """What became of it, once nothing of the process is left; None before, and where there never was one."""
+        pipeline = self._pipeline
+        return self._left if pipeline is None else what_became(self.start, pipeline.machine, pipeline.fold)
+
+    @property
+    def all_told(self) -> bool:
+        """Everything that may be said before a drain releases the end is in the log."""
+        return self.machine is not None and self.machine.held and self._rebase is None and self._writer.idle
+
+    async def release(self, body: dict[str, Any]) -> None:
+        """A drain says what became of the checkpoint. To be tried again where it shows no effect."""
+        await self._record("note", {"kind": "released"}, body)
+
     def summary(self) -> ExecutionSummary:
         machine = self.machine
         status = None if machine is None else machine.status()
@@ -159,14 +164,7 @@ class ExecutionShell:
         if pipeline is None or not pipeline.caught_up:
             return None
         async with self._writer.between_frames():
-            state, mark = pipeline.fold.freeze(), pipeline.watermark()
-            if not pipeline.tag_known:  # the ack carried no stored time
-                message = await self._around.bus.last(
-                    subjects.events_stream(self._address.tenant), self._address.subject, leader=False
-                )
-                if message is not None and message.sequence == mark.sequence:
-                    mark = mark.model_copy(update={"tag": tag_of(message.stored_at_ns)})
-        return take(pipeline.machine.target, state, mark, captured_at=now_ms())
+            return await snapshot_of(pipeline, self._around.bus, self._address)
 
     def accept(self, control: Control) -> None:
         """A journaled control: noted in the spool as soon as the keeper takes it."""
@@ -203,7 +201,8 @@ class ExecutionShell:
                 return
             else:
                 await self._raise_process()
-            await self._live()
+            while await self._live():
+                await self._go_on_with_the_next_process()
         finally:
             self._process.close()
             if self._pipeline is not None:
@@ -238,27 +237,22 @@ class ExecutionShell:
         self._around.journal.set_ended(self.start.execution, now_ms(), None)
 
     async def _raise_process(self) -> None:
-        """A keeper that lives is adopted, one that was never started is launched, one that is gone stays gone."""
-        alive = await self._process.adopt()
-        self._around.step("adopted" if alive else "nobody_adopted")
-        settings = self._around.settings
-        may = self.start.target.boot == settings.boot and not settings.recovery
-        if not alive and not self._process.spawned and self.start.phase != "spawned" and may:
-            spec = launch_spec(self._around.settings, self.start)
-            if isinstance(spec, str):
-                failure: str | None = spec
-                self._process.append_dead("note", {"kind": "spawn_failed"}, {"detail": spec}, unless="note")
-            else:
-                with tracing.scope("start agent"):
-                    failure = await self._process.launch(spec)
-            self._around.step("spawned")
-            self._log.info("agent_started" if failure is None else "agent_failed", detail=failure)
-        if self.start.phase != "spawned":
-            self._around.journal.set_phase(self.start.execution, "spawned")
-            self._around.step("spawn_journaled")
+        await raise_process(self._around, self.start, self._process)
         self._controls.set(self.start.control, "delivered", None, at_least=True)
 
-    async def _live(self) -> None:
+    async def _go_on_with_the_next_process(self) -> None:
+        machine = self.machine
+        assert machine is not None and self._pipeline is not None
+        self.start = await hand_over(self._around, self.start, self._process, machine.target)
+        self.target = machine.target
+        self._process.close()
+        self._pipeline.close()
+        self._pipeline = None
+        self._equip()
+        await self._raise_process()
+
+    async def _live(self) -> bool:
+        """Whether another process follows."""
         base = await self._read_base()
         if base is not None:
             self._around.step("base_read")
@@ -266,22 +260,24 @@ class ExecutionShell:
             self._around.step("rebuilt")
             if base.terminal:
                 self._replay_ended()
-            else:
-                await self._tell()
+            elif await self._tell():
+                return True
         if self._fenced is not None:
             self._log.error("execution_fenced", reason=self._fenced)
             if self._restoring:
                 self._around.journal.forget_end(self.start.execution)
-                return
+                return False
             await self._process.abandon()
             await self._salvage()
             self._controls.close()
             self._close_journal(now_ms())
-            return
+            return False
         await self._finish()
+        return False
 
-    async def _tell(self) -> None:
-        """Spool to log, until the terminal frame is stored or another writer is found."""
+    async def _tell(self) -> bool:
+        """Spool to log, until the terminal frame is stored or another writer is found; True where another process is
+        due before that."""
         async with asyncio.TaskGroup() as group:
             name = self.start.execution
             tasks = [
@@ -289,9 +285,13 @@ class ExecutionShell:
                 group.create_task(self._hands.run(), name=f"hands:{name}"),
                 group.create_task(self._process.listen(), name=f"keeper:{name}"),
             ]
-            await self._writer.run()
-            for task in tasks:
+            writing = group.create_task(self._writer.run(), name=f"writer:{name}")
+            following = group.create_task(self._succession.run(), name=f"succession:{name}")
+            await asyncio.wait((writing, following), return_when=asyncio.FIRST_COMPLETED)
+            again = not writing.done()
+            for task in (*tasks, writing, following):
                 task.cancel()
+        return again
 
     def _replay_ended(self) -> None:
         """The log has the end. If the spool explains it, it is ours and only the fold is to be made."""
@@ -304,20 +304,13 @@ class ExecutionShell:
 
     async def _salvage(self) -> None:
         """Another closed the execution while the volume was away: what the spool has beyond the log is kept."""
-        message = await claiming.last_message(self._around.bus, self._address)
-        base = closed_without_tail(message)
-        if base is None:
-            return
-        if self._process.gone:
-            await self._process.prove_gone()  # so that the spool has its end, too
-        launch, adapter = agent_launch(self._around.settings, self.start)
-        event = claiming.claim_event(self._address, self.start.claim)
-        pipeline = Pipeline.rebuild(self._process.directory, launch, adapter, event, self.start.target, base)
-        try:
-            await salvage(self._around.bus, self._around.blobs, self.start.target, pipeline, now_ms())
-        finally:
-            pipeline.close()
-        self._around.step("salvaged")
+        base = closed_without_tail(await claiming.last_message(self._around.bus, self._address))
+        if base is not None:
+            if self._process.gone:
+                await self._process.prove_gone()  # so that the spool has its end, too
+            with closing(self._replayed_from(base)) as pipeline:
+                await salvage(self._around.bus, self._around.blobs, self.start.target, pipeline, now_ms())
+            self._around.step("salvaged")
 
     async def _read_base(self) -> Base | None:
         """Where the log stands; None where this writer is fenced."""
@@ -327,22 +320,23 @@ class ExecutionShell:
                 return Base(0, Position(record=0, index=0))
             self._fenced = "the subject is empty and the conversation has another owner"
             return None
-        try:
-            frame = decode(message.subject, message.data)
-        except InvalidError as error:
-            self._fenced = f"the subject holds what is no frame: {error}"
+        base = base_of(message)
+        if isinstance(base, str):
+            self._fenced = base
             return None
-        assert isinstance(frame, Frame)
-        newest = frame.events[-1]
-        terminal = newest.type == ev.EXECUTION_ENDED
-        return Base(frame.last, frame.pos, message.sequence, tag_of(message.stored_at_ns), terminal, frame.events)
+        return base
+
+    def _replayed_from(self, base: Base) -> Pipeline:
+        """A replay begins with the first process, whichever is the present one."""
+        event = claiming.claim_event(self._address, self.start.claim)
+        launch, adapter = agent_launch(self._around.settings, self.start)
+        target = ExecutionTarget.model_validate(event.body["target"])
+        return Pipeline.rebuild(self._process.directory, launch, adapter, event, target, base)
 
     def _rebuild(self, base: Base) -> None:
         if self._pipeline is not None:
             self._pipeline.close()
-        event = claiming.claim_event(self._address, self.start.claim)
-        launch, adapter = agent_launch(self._around.settings, self.start)
-        pipeline = Pipeline.rebuild(self._process.directory, launch, adapter, event, self.start.target, base)
+        pipeline = self._replayed_from(base)
         link = self._process.live
         self._adopted_at = 0 if link is None else link.hello.last_record
         self._room.begin()
@@ -351,6 +345,7 @@ class ExecutionShell:
         self._due = None
         self._pipeline = pipeline
         if base.ordinal == 0 and pipeline.next_ordinal == 2:
+            event = claiming.claim_event(self._address, self.start.claim)
             self._writer.offer([(event, claiming.CLAIM_POSITION)], 0)
         elif (lead := pipeline.lead(self.start.created_at)) is not None:
             self._log.error("log_not_restored", first=lead[0].ordinal, last=lead[0].end)
@@ -432,6 +427,7 @@ class ExecutionShell:
                 self._controls.take(event.body)
             elif event.type in trace.TOLD:
                 trace.tell(self._span, event)
+        self._succession.look()
         due = (self._knows_past, machine.wants())
         if due != self._due:  # else the hands know it already, and look again by themselves where they must
             self._due = due
@@ -448,7 +444,9 @@ class ExecutionShell:
         """At the end of the spool: close what is missing, look after the keeper, or wait for more."""
         pipeline, process = self._pipeline, self._process
         assert pipeline is not None
-        self._replayed = self._replayed or not self._paused
+        if not self._replayed and not self._paused:
+            self._replayed = True
+            self._succession.look()
         if self._paused or (pipeline.machine.ended and not pipeline.behind_log):
             await self._kick.wait()
         elif not process.gone and process.live is None:
@@ -459,6 +457,8 @@ class ExecutionShell:
         elif pipeline.behind_log:
             self._log.error("spool_shorter_than_log", next_ordinal=pipeline.next_ordinal)
             await self._record("note", {"kind": "gap"}, pipeline.gap_body())
+        elif process.gone and (pipeline.machine.held or self._between_processes):
+            await self._kick.wait()
         elif process.gone:
             await self._prove_gone()
         elif pipeline.machine.adapter_version != (version := pipeline.machine.adapter.version):
@@ -493,6 +493,19 @@ class ExecutionShell:
             if not self._process.gone:
                 await self._wait_for_record(self._pipeline.after)
 
+    async def _record_note(self, meta: dict[str, Any], body: dict[str, Any]) -> None:
+        await self._record("note", meta, body)
+
+    async def _all_stored(self) -> bool:
+        await self._writer.settled()
+        return self._writer.idle and self._rebase is None and self._fenced is None
+
+    @property
+    def _between_processes(self) -> bool:
+        machine = self.machine
+        gone_on = machine is not None and machine.process_generation > self.start.target.process_generation
+        return machine is not None and (gone_on or machine.between_processes)
+
     async def _wait_for_record(self, after: int) -> None:
         link = self._process.live
         if link is not None:
@@ -520,14 +533,7 @@ class ExecutionShell:
     async def still_ours(self) -> bool:
         if self._restoring:
             return False  # it is purged while it is put back
-        key = subjects.owner_key(self._address.tenant, self._address.workspace, self._address.conversation)
-        while True:
-            try:
-                record = await Bucket(self._around.bus, subjects.OWNERS, leader=False).record(key, OwnerRecord)
-            except BusError:
-                await asyncio.sleep(OWNER_AGAIN_S)
-                continue
-            return record is not None and record.target is not None and record.target.execution == self.start.execution
+        return await claiming.is_owned(self._around.bus, self._address)
 
     def fenced(self, reason: str) -> None:
         self._fenced = reason
@@ -542,7 +548,9 @@ class ExecutionShell:
 
     def _wants(self) -> Sequence[Want]:
         pipeline = self._pipeline
-        return () if pipeline is None or not self._knows_past else pipeline.machine.wants()
+        if pipeline is None or not self._knows_past or self._between_processes:
+            return ()
+        return pipeline.machine.wants()
 
     def _unnoted(self) -> Sequence[tuple[str, dict[str, Any]]]:
         """Controls that are journaled and that the spool does not have."""
@@ -558,12 +566,14 @@ class ExecutionShell:
         self._around.step("terminal_stored")
         pipeline = self._pipeline
         assert pipeline is not None
+        self._left = self.left
         snapshot = await self._final_snapshot()
         state = pipeline.fold.head() if snapshot is None else snapshot.state
         at = state.ended_at or self.start.ended_at or now_ms()
         if snapshot is not None:
             summary = self.summary().model_copy(update={"state": "ended"})
             await self._around.finals.keep(summary, snapshot, at)
+        await remember_session(self._around, self.start, pipeline.machine)
         self._around.step("final_written")
         self._controls.close()
         self._close_journal(at, pipeline.watermark())

@@ -27,9 +27,10 @@ from tether_collector import metrics
 from tether_collector.core.discovery import candidates
 from tether_collector.core.retention import Ended, expired, to_forget
 from tether_collector.disk_thread import DiskThread
-from tether_collector.execution_shell import ExecutionShell, Surroundings, now_ms
+from tether_collector.execution_shell import ExecutionShell
 from tether_collector.journal import Start
 from tether_collector.recovery_files import delete_final, delete_leftovers, final_bytes, own_files
+from tether_collector.surroundings import Surroundings, now_ms
 
 HOUSEKEEPING_S: Final = 60.0
 _log = structlog.get_logger("tether.collector")
@@ -40,6 +41,7 @@ class Executions:
 
     def __init__(self, around: Surroundings, group: asyncio.TaskGroup) -> None:
         self.around = around
+        self.draining: str | None = None  # the drain because of which nothing is started
         self._group = group
         self._living: dict[str, ExecutionShell] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -51,7 +53,9 @@ class Executions:
 
     def recover(self) -> int:
         """Go on with everything whose end is not in the log; how many these are."""
-        for start in self.around.journal.unended():
+        unended = self.around.journal.unended()
+        self.around.material.clean({start.execution for start in unended})
+        for start in unended:
             self.begin(start)
             metrics.recoveries.inc()
         return len(self._living)

@@ -5,6 +5,9 @@
     controls     one row per control that was accepted: its payload's digest, and the receipt as it stands
     tokens       the highest authority token seen per conversation and kind; lower ones are refused
     ends         where in the log each end was stored, as long as it is looked after (see `review.py`)
+    drains       one row per drain that was ordered, its whole state (`core.draining`); the latest is gone on with
+    boots        when each boot of the sandbox was first seen (the idle clock of one that never ran anything), and the
+                 revision of the checkpoint's reference that was there then: a later one is of another sandbox's
     gaps         ended executions whose final snapshot is not to be had, and why; outlives the execution's row
 
 Every write is one transaction with `synchronous=FULL`: it is on the medium when the call returns (some 0.5 ms; it is
@@ -17,18 +20,22 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, cast
 
+from tether.checkpoint import DrainedExecution
 from tether.control import ControlReply, ControlRequest, StartCommand
 from tether.errors import Problem
 from tether.events import GapReason, ReceiptStatus
 from tether.ids import ExecutionTarget
 from tether.sandbox import ExecutionSummary
+from tether_collector.core.draining import Draining
 from tether_collector.core.review import End
 
+DRAINS_KEPT: Final = 8  # as many as there are references
+BOOTS_KEPT_MS: Final = 7 * 24 * 3600 * 1000
 SCHEMA_VERSION: Final = 1
 CACHE_KIB: Final = 256  # of pages; SQLite's own 2 MiB would fill with rows that nobody reads again
 Phase = Literal["journaled", "claimed", "spawned", "ended"]
@@ -54,6 +61,10 @@ CREATE TABLE IF NOT EXISTS ends (
 CREATE TABLE IF NOT EXISTS gaps (
     execution TEXT PRIMARY KEY, reason TEXT NOT NULL, summary TEXT NOT NULL, ended_at INTEGER NOT NULL
 ) STRICT;
+CREATE TABLE IF NOT EXISTS drains (
+    drain TEXT PRIMARY KEY, control TEXT NOT NULL, state TEXT NOT NULL, at INTEGER NOT NULL
+) STRICT;
+CREATE TABLE IF NOT EXISTS boots (boot TEXT PRIMARY KEY, at INTEGER NOT NULL, reference INTEGER) STRICT;
 """
 
 
@@ -180,6 +191,14 @@ class Journal:
         rows = self._db.execute("SELECT * FROM executions WHERE phase!='ended' ORDER BY created_at, rowid").fetchall()
         return [_start(row) for row in rows]
 
+    def ended_of(self, conversation: str) -> list[str]:
+        """The conversation's executions that have ended, the latest first, as far as they are remembered."""
+        rows = self._db.execute(
+            "SELECT execution FROM executions WHERE conversation=? AND phase='ended' ORDER BY ended_at DESC LIMIT 16",
+            (conversation,),
+        ).fetchall()
+        return [row[0] for row in rows]
+
     def ended(self, limit: int) -> list[ExecutionSummary]:
         """Of the latest that ended; not their commands, each of which may hold half a megabyte of prompt."""
         rows = self._db.execute(
@@ -191,6 +210,14 @@ class Journal:
     def set_phase(self, execution: str, phase: Phase) -> None:
         with self._transaction() as db:
             db.execute("UPDATE executions SET phase=? WHERE execution=?", (phase, execution))
+
+    def set_process(self, execution: str, target: ExecutionTarget, nonce: str) -> None:
+        """The execution goes on in the process that `target` names; nothing of it is spawned yet."""
+        with self._transaction() as db:
+            db.execute(
+                "UPDATE executions SET target=?, nonce=?, phase='claimed' WHERE execution=?",
+                (target.model_dump_json(), nonce, execution),
+            )
 
     def set_ended(self, execution: str, at: int, summary: ExecutionSummary | None, end: End | None = None) -> None:
         """`at` (unix ms) is the end's own time. `summary` is what discovery says from now on; None for a start that
@@ -282,6 +309,78 @@ class Journal:
                 (status, None if problem is None else problem.model_dump_json(), control),
             )
 
+    # --- drains ---
+
+    def add_drain(
+        self, state: Draining, request: ControlRequest | None = None, token: tuple[str, str, int] = ("", "", 0)
+    ) -> None:
+        """A drain is accepted: with its control, where one asked for it. Older ones than DRAINS_KEPT are forgotten."""
+        control = "" if request is None else request.control
+        with self._transaction() as db:
+            db.execute("INSERT INTO drains VALUES (?,?,?,?)", (state.drain, control, state.model_dump_json(), state.at))
+            if request is not None:
+                payload = json.dumps(request.payload, separators=(",", ":"))
+                db.execute(
+                    "INSERT INTO controls VALUES (?,'',?,?,?,'accepted',NULL,?)",
+                    (control, request.verb, request.digest, payload, state.at),
+                )
+                self._raise_token(db, *token)
+            old = "SELECT drain FROM drains ORDER BY at DESC, rowid DESC LIMIT -1 OFFSET ?"
+            db.execute(
+                f"DELETE FROM controls WHERE control IN (SELECT control FROM drains WHERE drain IN ({old}))",
+                (DRAINS_KEPT,),
+            )
+            db.execute(f"DELETE FROM drains WHERE drain IN ({old})", (DRAINS_KEPT,))
+
+    def save_drain(self, state: Draining) -> None:
+        """How it stands; the receipt of its control settles with its end."""
+        with self._transaction() as db:
+            db.execute("UPDATE drains SET state=? WHERE drain=?", (state.model_dump_json(), state.drain))
+            if state.over:
+                db.execute(
+                    "UPDATE controls SET status='settled' "
+                    "WHERE control!='' AND control=(SELECT control FROM drains WHERE drain=?)",
+                    (state.drain,),
+                )
+
+    def drain(self, drain: str | None = None) -> Draining | None:
+        """The one of this id; the latest without."""
+        if drain is None:
+            row = self._db.execute("SELECT state FROM drains ORDER BY at DESC, rowid DESC LIMIT 1").fetchone()
+        else:
+            row = self._db.execute("SELECT state FROM drains WHERE drain=?", (drain,)).fetchone()
+        return None if row is None else Draining.model_validate_json(row[0])
+
+    # --- boots ---
+
+    def boot_seen(self, boot: str, at: int) -> int:
+        """When this boot was first seen (unix ms): `at` where it is now."""
+        with self._transaction() as db:
+            db.execute("INSERT OR IGNORE INTO boots VALUES (?,?,NULL)", (boot, at))
+            db.execute("DELETE FROM boots WHERE boot!=? AND at<?", (boot, at - BOOTS_KEPT_MS))
+            return int(db.execute("SELECT at FROM boots WHERE boot=?", (boot,)).fetchone()[0])
+
+    def reference_seen(self, boot: str, revision: int | None = None) -> int | None:
+        """The revision of the reference (0: none) that this boot began with; noted where it is given and not known."""
+        if revision is not None:
+            with self._transaction() as db:
+                db.execute("UPDATE boots SET reference=? WHERE boot=? AND reference IS NULL", (revision, boot))
+        row = self._db.execute("SELECT reference FROM boots WHERE boot=?", (boot,)).fetchone()
+        return None if row is None or row[0] is None else int(row[0])
+
+    def last_end(self) -> int | None:
+        """When the last execution ended (unix ms); None where none is known."""
+        row = self._db.execute("SELECT max(ended_at) FROM executions WHERE phase='ended'").fetchone()
+        return None if row[0] is None else int(row[0])
+
+    def generations(self) -> dict[str, int]:
+        """Conversation → the highest execution generation that is known of it."""
+        rows = self._db.execute(
+            "SELECT conversation, max(json_extract(target, '$.execution_generation')) FROM executions "
+            "GROUP BY conversation"
+        ).fetchall()
+        return {row[0]: int(row[1]) for row in rows}
+
     # --- tokens ---
 
     def token(self, conversation: str, kind: str) -> int:
@@ -311,6 +410,27 @@ class Journal:
                 db.execute("DELETE FROM controls WHERE execution=?", (name,))
                 db.execute("DELETE FROM ends WHERE execution=?", (name,))
                 db.execute("DELETE FROM executions WHERE execution=? AND phase='ended'", (name,))
+
+
+def copy_journal(path: Path, to: Path, ended: Sequence[DrainedExecution], at: int) -> None:
+    """A consistent copy of the journal at `path`, which may be open and written meanwhile, as it is to be found by who
+    goes on from a checkpoint elsewhere: nothing runs there, and there are no spools, so `ended` have ended (`at`, unix
+    ms), no end can be put back, and no drain is under way. Raises sqlite3.Error, OSError."""
+    with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(to, isolation_level=None)) as copy:
+        source.backup(copy)
+        copy.execute("PRAGMA journal_mode=DELETE")
+        copy.execute("PRAGMA synchronous=FULL")
+        copy.execute("BEGIN IMMEDIATE")
+        for one in ended:
+            summary = ExecutionSummary(target=one.target, state="ended", last_ordinal=one.last_ordinal)
+            copy.execute(
+                "UPDATE executions SET phase='ended', ended_at=?, summary=? WHERE execution=? AND phase!='ended'",
+                (at, summary.model_dump_json(), one.target.execution),
+            )
+        copy.execute("UPDATE executions SET phase='ended', ended_at=? WHERE phase!='ended'", (at,))
+        for table in ("ends", "drains", "boots"):
+            copy.execute(f"DELETE FROM {table}")
+        copy.execute("COMMIT")
 
 
 def _start(row: tuple[Any, ...]) -> Start:

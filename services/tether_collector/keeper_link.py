@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import fcntl
 import json
 import os
@@ -35,6 +36,7 @@ KEEPER_MAIN = Path(__file__).parent / "keeper" / "__main__.py"
 SOCKET_NAME = "keeper.sock"
 REQUEST_TIMEOUT_S = 10.0  # an fsync on a busy volume is the slowest thing a reply waits for
 LAUNCH_TIMEOUT_S = 20.0
+KILLED_S = 1.0  # to see the end of a launch that was given up
 ADOPT_TIMEOUT_S = 5.0  # a keeper that holds its lock listens within this
 ADOPT_RETRY_S = 0.02
 REPLY_BYTES_MAX = 1024 * 1024
@@ -89,6 +91,7 @@ class LaunchSpec:
     line_chunk_bytes: int = 256 * 1024
     segment_bytes_max: int = 8 * 1024 * 1024
     spool_quota_bytes: int = 256 * 1024 * 1024
+    spool_after: int = 0  # the last record that is there already: of the process before, or noted ahead of this one
     linger_s: float = 60.0
 
     def encode(self) -> bytes:
@@ -363,6 +366,9 @@ async def launch(
     finally:
         if process.returncode is None:
             process.kill()
+            with contextlib.suppress(TimeoutError):  # what it forked away may hold its pipes for a moment
+                async with asyncio.timeout(KILLED_S):
+                    await process.wait()
     if not line:
         raise LaunchError("crashed", words.decode(errors="replace").strip()[-STDERR_BYTES_MAX:])
     answer = json.loads(line)

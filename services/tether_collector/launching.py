@@ -9,8 +9,10 @@ from __future__ import annotations
 import hashlib
 import os
 import uuid
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from tether import tracing
 from tether.errors import InvalidError
@@ -19,6 +21,7 @@ from tether_collector.claim import claim_event
 from tether_collector.config import AgentEnvironmentError, CollectorSettings, agent_environment
 from tether_collector.core.adapters import adapter_for
 from tether_collector.core.adapters.base import Adapter, Launch, ReadsEnvironment, config_home
+from tether_collector.core.fallback import next_launch
 from tether_collector.journal import Start
 from tether_collector.keeper_link import LaunchSpec
 
@@ -46,13 +49,25 @@ def agent_launch(settings: CollectorSettings, start: Start) -> tuple[Launch, Ada
         args=agent.args,
         # From the claim: a replay says the same, wherever the key comes from by then.
         key_source=claim_event(address, start.claim).body.get("key_source"),
+        fallback=command.fallback is True,
     )
     return launch, adapter_for(agent.kind)
 
 
-def launch_spec(settings: CollectorSettings, start: Start) -> LaunchSpec | str:
-    """What the keeper is told, or why the agent cannot be started here."""
+def next_nonce(nonce: str, process: int) -> str:
+    """The nonce of an execution's next process: the same for whoever prepares it again after a crash."""
+    execution = nonce.rpartition("-")[0]
+    return f"{execution}-{hashlib.sha256(f'{nonce}{chr(31)}{process}'.encode()).hexdigest()[:32]}"
+
+
+def launch_spec(
+    settings: CollectorSettings, start: Start, noted: Mapping[str, Any] | None = None, *, spool_after: int = 0
+) -> LaunchSpec | str:
+    """What the keeper is told, or why the agent cannot be started here. `noted`: how this process differs from the one
+    that the command names; `spool_after`: the last record that is in its folder."""
     launch, adapter = agent_launch(settings, start)
+    if noted is not None:
+        launch = next_launch(launch, noted)
     binary = settings.agents.get(adapter.name)
     if binary is None:
         return f"no command is configured for the agent {adapter.name}"
@@ -85,4 +100,5 @@ def launch_spec(settings: CollectorSettings, start: Start) -> LaunchSpec | str:
         # The collector begins a segment with the state after half as much; the keeper's own come where it cannot.
         segment_bytes_max=2 * settings.spool_segment_bytes,
         spool_quota_bytes=settings.spool_bytes_max,
+        spool_after=spool_after,
     )

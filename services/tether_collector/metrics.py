@@ -57,6 +57,23 @@ recoveries: Final = Counter(
     "tether_collector_recoveries", "Executions that a new collector went on with", registry=REGISTRY
 )
 
+drains: Final = Counter(
+    "tether_collector_drains", "Drains of the sandbox that are over, by outcome: done, failed", ["outcome"],
+    registry=REGISTRY,
+)  # fmt: skip
+drain_seconds: Final = Histogram(
+    "tether_collector_drain_seconds", "From the order of a drain to its end",
+    buckets=(0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300), registry=REGISTRY,
+)  # fmt: skip
+checkpoint_bytes: Final = Histogram(
+    "tether_collector_checkpoint_bytes", "Bytes of all files of a checkpoint",
+    buckets=tuple(4.0**n * 16 * 1024 for n in range(10)), registry=REGISTRY,
+)  # fmt: skip
+checkpoint_seconds: Final = Histogram(
+    "tether_collector_checkpoint_seconds", "From the first file that is looked at to the last blob that is stored",
+    buckets=(0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120), registry=REGISTRY,
+)  # fmt: skip
+
 _STATES: Final = ("starting", "running", "waiting", "exiting")
 
 

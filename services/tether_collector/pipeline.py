@@ -22,10 +22,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from tether.cursor import tag_of
+from tether.errors import InvalidError
 from tether.events import DELTAS, EXECUTION_ENDED, GAP, Event
 from tether.fold import Applied, ExecutionFold, ExecutionState
-from tether.frames import Position
+from tether.frames import Frame, Position, decode
 from tether.ids import ExecutionTarget
+from tether.ports import StoredMessage
 from tether.service import write_whole
 from tether.snapshot import Watermark
 from tether_collector import versions
@@ -53,6 +56,17 @@ class Base:
     tag: int = 0
     terminal: bool = False
     events: Sequence[Event] = ()
+
+
+def base_of(message: StoredMessage) -> Base | str:
+    """Where a log stands whose last message is this one; why it cannot be told."""
+    try:
+        frame = decode(message.subject, message.data)
+    except InvalidError as error:
+        return f"the subject holds what is no frame: {error}"
+    assert isinstance(frame, Frame)
+    terminal = frame.events[-1].type == EXECUTION_ENDED
+    return Base(frame.last, frame.pos, message.sequence, tag_of(message.stored_at_ns), terminal, frame.events)
 
 
 @dataclass(frozen=True, slots=True)

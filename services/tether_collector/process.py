@@ -32,6 +32,7 @@ from tether_collector.spool_inputs import KeeperAliveError, append_to_dead
 from tether_collector.sweep import sweep
 
 ADOPT_AGAIN_S: Final = 1.0  # between attempts on a keeper that holds its lock and does not answer
+LAUNCHES_MAX: Final = 3  # of one process, where nothing came of the ones before
 ABANDON_S: Final = 10.0  # to see the proof of a process that was killed because its log is another's
 _KINDS: Final = {"timer": records.TIMER, "adapter": records.ADAPTER, "note": records.NOTE}
 
@@ -41,14 +42,16 @@ class SupersededError(Exception):
 
 
 class AgentProcess:
-    """`kick` is called whenever there may be more to read, or the link changed."""
+    """`kick` is called whenever there may be more to read, or the link changed. `before`: the provider's word on the
+    end of all that ran before this collector, where it has one; a sweep sees no other container's processes."""
 
-    def __init__(self, directory: Path, nonce: str, kick: Callable[[], None]) -> None:
+    def __init__(self, directory: Path, nonce: str, kick: Callable[[], None], before: str = "") -> None:
         self.directory = directory
         self.nonce = nonce
         self.link: KeeperLink | None = None
         self.gone = False
         self._kick = kick
+        self._before = before
         self._connected = asyncio.Event()
         self._log = structlog.get_logger("tether.collector")
 
@@ -82,21 +85,29 @@ class AgentProcess:
 
     async def launch(self, spec: LaunchSpec) -> str | None:
         """Spawn, once for ever: a spawn record that is there already means adoption. The reason where no CLI runs and
-        none will; the spool says it too."""
+        none will; the spool says it too.
+
+        A launch that took too long is given up with its keeper (this collector may have stood still meanwhile). Where
+        that left no spawn record nothing ran, and it is launched again: of two keepers one gets the lock."""
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        try:
-            self._hold(await launch(self.directory, spec))
-            return None
-        except LaunchError as error:
-            if error.code not in ("already_spawned", "locked"):
-                self.gone = True
-                if not self.spawned:
-                    self.append_dead("note", {"kind": "spawn_failed"}, {"detail": str(error)}, unless="note")
-                return str(error)
-        except LinkLost:
-            pass
-        await self.adopt()
-        return None
+        for _ in range(LAUNCHES_MAX):
+            try:
+                self._hold(await launch(self.directory, spec))
+                return None
+            except LaunchError as error:
+                if error.code not in ("already_spawned", "locked"):
+                    return self._never_spawned(str(error))
+            except LinkLost as error:
+                self._log.warning("launch_unknown", directory=str(self.directory), reason=str(error))
+            if await self.adopt() or self.spawned:
+                return None
+        return self._never_spawned("the keeper did not start in time")
+
+    def _never_spawned(self, detail: str) -> str:
+        self.gone = True
+        if not self.spawned:
+            self.append_dead("note", {"kind": "spawn_failed"}, {"detail": detail}, unless="note")
+        return detail
 
     def _hold(self, link: KeeperLink) -> None:
         self.link, self.gone = link, False
@@ -136,7 +147,7 @@ class AgentProcess:
         if method == "keeper_gone" and not await sweep(self.nonce):
             self._log.error("sweep_incomplete", directory=str(self.directory))
             return False
-        meta = {"method": method, "empty": True, "detail": "the keeper is gone; swept by marker"}
+        meta = {"method": method, "empty": True, "detail": f"the keeper is gone; {self._before or 'swept by marker'}"}
         if method == "never_spawned":
             del meta["detail"]
         try:

@@ -10,7 +10,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import structlog
 
@@ -20,7 +20,7 @@ from tether.errors import BusError, UnreadableRecordError
 from tether.kv import Bucket, Conflict
 from tether.limits import REGISTRATION_RENEW_S, REGISTRATION_TTL_S
 from tether.ports import Bus
-from tether.sandbox import CAN_SNAPSHOT, CAN_STOP_TARGET, ExecutionSummary, Registration
+from tether.sandbox import CAN_DRAIN, CAN_SNAPSHOT, CAN_STOP_TARGET, ExecutionSummary, Registration
 from tether.subjects import SANDBOXES, registration_key
 from tether_collector import metrics
 from tether_collector.config import CollectorSettings
@@ -28,7 +28,14 @@ from tether_collector.core.discovery import bounded
 
 DEBOUNCE_S: Final = 0.2
 RETRY_S: Final = 1.0
-CAPABILITIES: Final = (CAN_SNAPSHOT, CAN_STOP_TARGET)
+CAPABILITIES: Final = (CAN_SNAPSHOT, CAN_STOP_TARGET, CAN_DRAIN)
+
+
+class Life(NamedTuple):
+    """`idle_since` and `draining` of the registration."""
+
+    idle_since: int | None
+    draining: str | None
 
 
 class Registrar:
@@ -41,6 +48,7 @@ class Registrar:
         instance: str,
         summaries: Callable[[], Sequence[ExecutionSummary]],
         changed: asyncio.Event,
+        life: Callable[[], Life] = lambda: Life(None, None),
     ) -> None:
         self._bucket = Bucket(bus, SANDBOXES, leader=False)
         self._settings = settings
@@ -48,11 +56,12 @@ class Registrar:
         self._summaries = summaries
         self._key = registration_key(settings.tenant, settings.workspace, settings.sandbox)
         self._changed = changed
+        self._life = life
         self._revision: int | None = None
 
     def registration(self) -> Registration:
         executions, omitted = bounded(self._summaries())
-        settings = self._settings
+        settings, life = self._settings, self._life()
         return Registration(
             tenant=settings.tenant,
             workspace=settings.workspace,
@@ -65,6 +74,8 @@ class Registrar:
             executions=executions,
             executions_omitted=omitted,
             version=__version__,
+            idle_since=life.idle_since,
+            draining=life.draining,
             updated_at=time.time_ns() // 1_000_000,
         )
 

@@ -3,6 +3,9 @@
 One record is at most one input, so the record's number identifies the input. A gap in the spool is an input too: it
 takes the number of the last record that is missing (what was left of a line before it takes the first ones).
 
+A spool may begin with the records of the process before (`hand_on`): the numbers go on, so that every position in it
+grows, and one replay of the folder gives the whole execution.
+
 `append_to_dead` writes where no keeper lives any more: the proof that its processes are gone, or a gap that the log
 told of. It holds the keeper's own lock while it writes, so a keeper can never be alive beside it, and begins a
 segment of its own, so a torn tail before it stays what it is.
@@ -13,14 +16,17 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, cast
 
 from tether.service import write_whole
 from tether_collector.core import inputs as i
+from tether_collector.core.fallback import PROCESS, REFUSED
 from tether_collector.keeper import records
 from tether_collector.spool_reader import LatestState, Line, LineJoiner, SpoolGap, SpoolReader, SpoolRecord
 
@@ -193,16 +199,12 @@ def append_to_dead(
     keeper_dir: Path, nonce: str, kind: int, meta: Mapping[str, Any], data: bytes = b"", *, unless: str = ""
 ) -> bool:
     """Append one record to the spool of a keeper that is gone, safely on the medium; False where a record of the
-    kind named `unless` is there already. Raises KeeperAliveError."""
+    kind named `unless` is there already, since the process of this folder was noted (of notes, one that nothing was
+    spawned). Raises KeeperAliveError."""
     folder = keeper_dir / "spool"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    lock = os.open(keeper_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise KeeperAliveError(str(keeper_dir)) from None
-        last, kinds = _scan(keeper_dir)
+    with _held(keeper_dir):
+        last, kinds, _ = _scan(keeper_dir)
         if unless and unless in kinds:
             return False
         salt = records.salt_of(nonce)
@@ -212,14 +214,59 @@ def append_to_dead(
         # A segment of this name can only hold a header or a torn record: what is whole was counted.
         write_whole(folder / records.segment_name(number), records.segment_header(salt, number) + record)
         return True
+
+
+@contextmanager
+def _held(keeper_dir: Path) -> Iterator[None]:
+    """The keeper's own lock. Raises KeeperAliveError."""
+    lock = os.open(keeper_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise KeeperAliveError(str(keeper_dir)) from None
+        yield
     finally:
         os.close(lock)
 
 
-def _scan(keeper_dir: Path) -> tuple[int, set[str]]:
-    """(last record, kinds seen) of a spool that nobody writes."""
+def hand_on(keeper_dir: Path, next_dir: Path) -> None:
+    """Begin the next process's folder with the spool of the one before, whose keeper is gone: the same files, so
+    nothing is copied. Whatever an earlier attempt left is made anew: nothing was launched there, as that is journaled
+    after this. Raises KeeperAliveError, OSError."""
+    building = next_dir.with_name(f"{next_dir.name}.new")
+    with _held(keeper_dir):
+        for left in (building, next_dir):
+            if left.exists():
+                shutil.rmtree(left)
+        (building / "spool").mkdir(mode=0o700, parents=True)
+        for path in sorted((keeper_dir / "spool").glob(f"*{records.SEGMENT_SUFFIX}")):
+            os.link(path, building / "spool" / path.name)
+        for folder in (building / "spool", building):
+            _sync(folder)
+        building.rename(next_dir)
+        _sync(next_dir.parent)
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def noted_process(keeper_dir: Path) -> tuple[int, str, dict[str, Any]]:
+    """(last record, kind, body) of a spool that nobody writes: the newest note of how its process is launched, or that
+    it is not; kind "" where there is none."""
+    last, _, noted = _scan(keeper_dir)
+    return (last, "", {}) if noted is None else (last, *noted)
+
+
+def _scan(keeper_dir: Path) -> tuple[int, set[str], tuple[str, dict[str, Any]] | None]:
+    """(last record, kinds seen since the newest note of a process, that note) of a spool that nobody writes."""
     reader = SpoolReader(keeper_dir)
-    last, kinds = 0, set[str]()
+    last, kinds, noted = 0, set[str](), None
     try:
         while True:
             batch = reader.read(last, records.DATA_BYTES_MAX)
@@ -227,8 +274,12 @@ def _scan(keeper_dir: Path) -> tuple[int, set[str]]:
                 last = batch.gap.to_record
             if batch.records:
                 last = batch.records[-1].number
-                kinds.update(record.kind for record in batch.records)
+                for record in batch.records:
+                    if record.kind == "note" and record.meta.get("kind") in (PROCESS, REFUSED):
+                        noted, kinds = (str(record.meta["kind"]), json.loads(record.data)), set()
+                    elif record.kind != "note" or record.meta.get("kind") == "spawn_failed":
+                        kinds.add(record.kind)
             elif batch.gap is None:
-                return last, kinds
+                return last, kinds, noted
     finally:
         reader.close()

@@ -37,6 +37,7 @@ CROWDED: Final = 0.6  # of the quota; what is shed while the log is away comes d
 KEPT: Final = frozenset(
     {
         *(ev.EXECUTION_STARTED, ev.EXECUTION_ENDED, ev.RESPONSE_ENDED, ev.TURN_COMPLETED, ev.SESSION_BOUND),
+        ev.SESSION_RECOVERED,
         *(ev.INTERACTION_REQUESTED, ev.INTERACTION_RESOLVED, ev.CONTROL_RECEIPT, ev.USAGE, ev.GAP),
     }
 )
@@ -171,11 +172,15 @@ class SpoolRoom:
                 while pipeline.after < link.last_record and not self._stale() and await self._step():  # noqa: ASYNC110
                     await asyncio.sleep(0)
             last = await link.pause()
+            until_s = asyncio.get_running_loop().time() + ROTATE_SETTLE_S
             while pipeline.after < last and not self._stale():
+                if not shed:  # what a step reads without room for it would be shed
+                    async with asyncio.timeout_at(until_s):
+                        await self._writer.room()
                 if not await self._step():
                     return
             if not shed:
-                async with asyncio.timeout(ROTATE_SETTLE_S):
+                async with asyncio.timeout_at(until_s):
                     await self._writer.settled()
             if self._stale() or pipeline.after != last:
                 return

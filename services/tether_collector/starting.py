@@ -2,6 +2,7 @@
 
     known control or execution ─▶ its receipt (another payload: REQUEST_CONFLICT)
     another sandbox, agent not configured ─▶ rejected
+    the sandbox is being drained ─▶ rejected DRAINING, to be tried again
     a process of the conversation lives ─▶ rejected SESSION_BUSY, to be tried again
     owner record does not name it ─▶ rejected TARGET_STALE
     ── journal (fsync) ─▶ claim ─▶ keeper ─▶ the prompt on stdin     (execution_shell.py)
@@ -26,14 +27,14 @@ from tether.owner import OwnerRecord
 from tether.prompt import invalid
 from tether_collector.claim import claim_body, claim_frame
 from tether_collector.core.adapters import adapter_for
-from tether_collector.execution_shell import now_ms
 from tether_collector.executions import Executions
 from tether_collector.journal import Control, Start
+from tether_collector.raising import FIRST_PROCESS
+from tether_collector.surroundings import now_ms
 
 OWNER_READS_MAX: Final = 10  # of a follower that lags behind the revision that the command names
 OWNER_READ_PAUSE_S: Final = 0.1
 STARTED: Final = frozenset({"delivered", "settled"})
-FIRST_PROCESS: Final = 1
 
 
 class Starter:
@@ -43,7 +44,7 @@ class Starter:
         self._executions = executions
         self._around = executions.around
         self._instance = instance
-        self._lock = asyncio.Lock()
+        self.lock = asyncio.Lock()
 
     async def start(self, request: ControlRequest, wait_s: float) -> ControlReply:
         """Raises ProblemError where the start is rejected."""
@@ -53,7 +54,7 @@ class Starter:
             raise invalid(error, "payload") from None
         if command.control != request.control:
             raise InvalidError("payload.control", "must be the request's control id")
-        async with self._lock:
+        async with self.lock:
             control = self._known(request, command)
             if control is None:
                 await self._check(command)
@@ -88,6 +89,8 @@ class Starter:
         if settings.recovery:
             detail = "this collector only tells what is left"
             raise ProblemError(problem(Code.RUNTIME_UNAVAILABLE, detail, retryable=True))
+        if (drain := self._executions.draining) is not None:
+            raise ProblemError(problem(Code.DRAINING, "the sandbox is being drained", drain=drain))
         for name in ("tenant", "workspace", "sandbox"):
             if getattr(target, name) != getattr(settings, name):
                 raise ProblemError(problem(Code.TARGET_UNKNOWN, f"this collector serves another {name}"))

@@ -13,19 +13,19 @@ import structlog
 
 from tether import subjects, tracing
 from tether.control import ControlReply, ControlRequest
-from tether.errors import BusError, Code, InvalidError, NoReplyError, UndecidedError
+from tether.errors import BusError, BusUnavailableError, Code, InvalidError, NoReplyError, UndecidedError
 from tether.failpoints import failpoint_of
 from tether.ids import ExecutionTarget
 from tether.kv import Conflict
 from tether.limits import CONTROL_REPLY_S, EXECUTION_TOKEN_CONVERSATION
 from tether.ports import Bus
 from tether.prompt import Prompt
-from tether.subjects import EventAddress
+from tether.subjects import EventAddress, events_stream
 from tether_router.core import steps
 from tether_router.core.admission import decide
 from tether_router.core.discovery import Found
 from tether_router.core.facts import ExecutionFacts
-from tether_router.core.state import Admission
+from tether_router.core.state import Admission, HistoryFallback
 from tether_router.core.steps import Ack, Effect, Input, Wait
 from tether_router.discovery import resolve
 from tether_router.log import Log
@@ -51,15 +51,24 @@ class Verdict:
 class Admitter:
     """Takes prompts through admission. Holds nothing of them between deliveries."""
 
-    def __init__(self, bus: Bus, log: Log, records: Records, clock: Clock) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        log: Log,
+        records: Records,
+        clock: Clock,
+        *,
+        history_fallback: HistoryFallback = "takeover",
+    ) -> None:
         self._bus = bus
+        self._history_fallback: HistoryFallback = history_fallback
         self._log = log
         self._records = records
         self._clock = clock
 
     async def admit(self, prompt: Prompt, *, sequence: int, stored_at_ns: int, actor: str) -> Verdict:
         """`actor` must be of this delivery alone. Raises nothing that the bus or a stored value may cause."""
-        state = Admission(prompt, sequence, stored_at_ns, actor, self._clock())
+        state = Admission(prompt, sequence, stored_at_ns, actor, self._clock(), history_fallback=self._history_fallback)
         event: Input = steps.Begin()
         for _ in range(STEPS_MAX):
             state, effects = decide(state, event)
@@ -89,6 +98,8 @@ class Admitter:
                 return steps.Bound(await self._records.bind(key, workspace, f"{state.actor}/bind"))
             case steps.Observe():
                 return await self._observe(state, effect)
+            case steps.ReadOrigin(key=key, tenant=tenant, cut=cut):
+                return await self._origin(key, tenant, cut=cut)
             case steps.WriteOwner(key=key, record=record, revision=revision, op=op):
                 written = await self._records.write_owner(key, record, revision, op)
                 return steps.OwnerLost() if written is None else steps.OwnerWritten(written)
@@ -133,6 +144,17 @@ class Admitter:
 
     async def _execution(self, prompt: Prompt, execution: str) -> ExecutionFacts:
         return await self._log.execution(EventAddress(prompt.tenant, prompt.workspace, prompt.conversation, execution))
+
+    async def _origin(self, key: str, tenant: str, *, cut: bool) -> steps.OriginRead:
+        reference, revision = await self._records.checkpoint(key)
+        log_end = 0
+        if cut:
+            stream = events_stream(tenant)
+            found = await self._bus.state(stream)
+            if found is None:
+                raise BusUnavailableError("the log's stream is missing", subject=stream)
+            log_end = found.last_sequence
+        return steps.OriginRead(reference, revision, log_end)
 
     async def _command(self, effect: steps.PublishCommand) -> steps.CommandStored:
         command = effect.command

@@ -8,6 +8,7 @@ from tether.errors import InvalidError
 from tether.ids import check_token
 from tether.limits import EVENTS_MAX_AGE_S, EVENTS_MAX_BYTES, MIB, OWNER_SWEEP_S
 from tether.settings import ServiceSettings
+from tether_router.core.state import HistoryFallback
 
 
 class RouterSettings(ServiceSettings):
@@ -15,6 +16,11 @@ class RouterSettings(ServiceSettings):
 
     router_sweep_s: float = Field(
         default=OWNER_SWEEP_S, ge=2, le=OWNER_SWEEP_S, description="between two looks at the owner records, seconds"
+    )
+    router_history_fallback: HistoryFallback = Field(
+        default="takeover",
+        description="when the history may stand in for a native session that does not exist: `takeover`: in an "
+        "execution that follows a takeover; `always`; `never`",
     )
     events_max_bytes: int = Field(
         default=EVENTS_MAX_BYTES, ge=16 * MIB, description="of each tenant's log; JetStream reserves it"

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import structlog
 from pydantic import ValidationError
 
 from tether import subjects
+from tether.checkpoint import CheckpointReference
 from tether.errors import InvalidError, UnreadableRecordError
 from tether.kv import Bucket, Conflict, Entry
 from tether.owner import OwnerRecord
 from tether.ports import Bus, StoredMessage
 from tether.prompt import RequestRecord, invalid
+
+_log = structlog.get_logger("tether.router")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,7 @@ class Records:
         self._owners = Bucket(bus, subjects.OWNERS)
         self._requests = Bucket(bus, subjects.REQUESTS)
         self._conversations = Bucket(bus, subjects.CONVERSATIONS)
+        self._checkpoints = Bucket(bus, subjects.CHECKPOINTS)
 
     async def _get(self, bucket: Bucket, key: str) -> Entry | None:
         try:
@@ -77,6 +82,18 @@ class Records:
     async def write_request(self, key: str, record: RequestRecord, revision: int, op: str) -> int | None:
         """The new revision, or None where compare-and-set lost."""
         return await _write(self._requests, key, record.value(), revision, op)
+
+    async def checkpoint(self, key: str) -> tuple[CheckpointReference | None, int]:
+        """A workspace's reference and its revision. One that cannot be read lets nobody go on from it: that is logged,
+        and no prompt waits for it."""
+        try:
+            entry = await self._checkpoints.get(key)
+            if entry is None:
+                return None, 0
+            return CheckpointReference.model_validate(entry.value), entry.revision
+        except (UnreadableRecordError, ValidationError) as error:
+            _log.error("checkpoint_unreadable", key=key, error=str(error))
+            return None, 0
 
     async def bind(self, key: str, workspace: str, op: str) -> str:
         """The conversation's workspace: `workspace` if it had none, for good."""

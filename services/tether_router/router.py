@@ -41,6 +41,7 @@ HELD_MAX: Final = 128  # of those, waiting for their conversation; the rest stay
 HELD_PER_CONVERSATION_MAX: Final = 4  # beyond its oldest, which is always held if there is room
 HOLD_S: Final = 15.0  # then the delivery goes back, and another router may have it
 IN_PROGRESS_S: Final = PROMPT_ACK_WAIT_S / 3
+AWAY_MAX_S: Final = 1.0  # between attempts of what the bus, or another writer, kept from being decided
 
 _log = structlog.get_logger("tether.router")
 
@@ -100,7 +101,7 @@ class Router:
                 await self._handle(job, span)
         except BusError as error:
             _log.warning("delivery_failed", sequence=job.message.sequence, error=str(error))
-            await job.nak(delay_s(job.deliveries))
+            await job.nak(min(AWAY_MAX_S, delay_s(job.deliveries)))
         except Exception:  # noqa: BLE001 - the boundary of one prompt, told with its traceback
             _log.exception("delivery_broken", sequence=job.message.sequence, subject=job.message.subject)
             await job.nak(NAK_DELAY_MAX_S)
@@ -140,7 +141,8 @@ class Router:
             left_s = began_s + HOLD_S - asyncio.get_running_loop().time()
             full = self._held >= HELD_MAX or (end.behind and visit.others >= HELD_PER_CONVERSATION_MAX)
             if self._stopping or full or left_s <= 0 or not end.changed:
-                await job.nak(delay_s(job.deliveries))
+                most_s = NAK_DELAY_MAX_S if end.changed else AWAY_MAX_S
+                await job.nak(min(most_s, delay_s(job.deliveries)))
                 return False
             self._held += 1
             try:

@@ -50,7 +50,8 @@ async def route(bus: Bus, settings: RouterSettings, stop: asyncio.Event, *, cloc
     """Admit prompts and follow the log until `stop` is set. The topology is there."""
     log, records, gates = Log(bus), Records(bus), Gates()
     follower = Follower(bus, log, records, gates, clock, sweep_s=settings.router_sweep_s)
-    router = Router(bus, log, Admitter(bus, log, records, clock), gates, clock)
+    admitter = Admitter(bus, log, records, clock, history_fallback=settings.router_history_fallback)
+    router = Router(bus, log, admitter, gates, clock)
     async with asyncio.TaskGroup() as group:
         following = group.create_task(follower.run(), name="router-follower")
         routing = group.create_task(router.run(stop), name="router-prompts")

@@ -33,7 +33,13 @@ USES: Final = {
     "COMMANDS_STREAM": {"commands"},
     "control": {"control"},
     "control_all": {"control"},
-    "agent": {"agentSandboxes", "agentWorkspace", "agentStop"},
+    "agent": {
+        *("agentSandboxes", "agentWorkspace", "agentStop"),
+        *("agentDrain", "agentSuspend", "agentDelete", "agentDrainStatus", "agentResume"),
+    },
+    "history": {"history"},
+    "histories": {"history"},
+    "checkpoint_key": {"checkpoints"},
     "event": {"executionEvents", "conversationEvents"},
     "events_stream": {"executionEvents", "conversationEvents"},
     "conversation_events": {"executionEvents", "conversationEvents"},
@@ -187,7 +193,7 @@ def test_channels_and_operations_are_described_and_every_channel_is_used() -> No
         assert parts == set(channel.get("parameters", {})), name
     used = {channel_of(each) for each in ASYNCAPI["operations"].values()}
     used |= {each["reply"]["channel"]["$ref"].rpartition("/")[2] for each in replying()}
-    assert set(CHANNELS) - used == {"checkpoints"}  # reserved, and says so
+    assert set(CHANNELS) - used == set()
 
 
 def replying() -> list[Json]:

@@ -15,6 +15,7 @@ import pytest_asyncio
 
 from support_backend import Backend, Log, ended, event, running_backend, text_delta
 from support_openapi import check_answer, errors_of, openapi, operations
+from support_sandboxes import HandAgent, report_of, write_record, write_reference
 from tether import events as ev
 from tether import subjects
 from tether.control import ControlReply, decode_request
@@ -59,7 +60,10 @@ async def backend(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tup
         await running.projected("c2", "e2", 3)
         collector = Collector()
         subject = subjects.control_all(TENANT, log.workspace)
-        async with bus.serve(subject, collector.handle, name="collector"):
+        await write_record(bus, TENANT, "w1", "suspended", drained=report_of(TENANT, "w1", "d1"))
+        await write_reference(bus, TENANT, "w1")
+        agent = HandAgent(bus, [report_of(TENANT, "w1", "d1")])
+        async with bus.serve(subject, collector.handle, name="collector"), agent.serving():
             yield running, collector
 
 
@@ -102,6 +106,19 @@ REQUESTS: tuple[tuple[str, str, Any], ...] = (
     ("GET", "/v1/controls/k1?execution=e1", None),
     ("GET", "/v1/controls/none", None),
     ("GET", "/v1/sandboxes", None),
+    ("GET", "/v1/sandboxes/w1", None),
+    ("GET", "/v1/sandboxes/none", None),
+    ("GET", "/v1/sandboxes/no%20token", None),
+    ("POST", "/v1/sandboxes/w1/drain", {"drain_id": "d1", "grace_s": 1}),
+    ("POST", "/v1/sandboxes/w1/drain", {"grace_s": -1}),
+    ("GET", "/v1/sandboxes/w1/drains/d1", None),
+    ("GET", "/v1/sandboxes/w1/drains/none", None),
+    ("GET", "/v1/sandboxes/w1/drains/no%20token", None),
+    ("POST", "/v1/sandboxes/w1/suspend", {"force": True}),
+    ("POST", "/v1/sandboxes/w1/resume", None),
+    ("POST", "/v1/sandboxes/w1/resume", {"now": True}),
+    ("DELETE", "/v1/sandboxes/w1", None),
+    ("DELETE", "/v1/sandboxes/w1?grace_s=never", None),
     ("GET", "/v1/webhooks", None),
     ("GET", "/v1/webhooks/deliveries", None),
     ("GET", "/v1/webhooks/deliveries?state=lost", None),

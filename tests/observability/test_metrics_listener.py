@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 import threading
@@ -136,3 +137,19 @@ def test_a_name_that_is_none_costs_the_figures_and_not_the_service() -> None:
     with capture_logs() as lines, metrics.serving(settings("a..b:9465")) as found:
         assert found is None
     assert [line["event"] for line in lines] == ["metrics_not_served"]
+
+
+async def test_the_tasks_of_the_event_loop_are_counted_while_they_live(address: str) -> None:
+    def counted() -> float:
+        [line] = [one for one in read(address).splitlines() if one.startswith("tether_tasks ")]
+        return float(line.split()[1])
+
+    metrics.count_tasks_of(asyncio.get_running_loop())
+    before = await asyncio.to_thread(counted)
+    living = [asyncio.create_task(asyncio.sleep(3600)) for _ in range(3)]
+    assert await asyncio.to_thread(counted) == before + 3
+    for task in living:
+        task.cancel()
+    await asyncio.gather(*living, return_exceptions=True)
+    del living, task
+    assert await asyncio.to_thread(counted) == before

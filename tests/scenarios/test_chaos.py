@@ -18,11 +18,20 @@ from support_nats import running_server
 from tether.client import Submission
 from tether.errors import Code
 from tether.events import ConversationEvent, Event
-from tether_chaos import judge, report
+from tether_chaos import flat_load, judge, report
 from tether_chaos.flatness import WARM_UP, Measured, compare, measure, table
 from tether_chaos.hostile import attack
 from tether_chaos.load import Outcome
-from tether_chaos.outages import Chain, Outage, Receipt, merged, percentile, start_sample, stream_samples
+from tether_chaos.outages import (
+    Chain,
+    Outage,
+    Receipt,
+    failover_samples,
+    merged,
+    percentile,
+    start_sample,
+    stream_samples,
+)
 from tether_chaos.plan import ALL, READER_KINDS, SERVICES, Plan, PromptPlan, draw
 from tether_chaos.proxy import NatsProxy
 from tether_chaos.readers import Got
@@ -164,6 +173,18 @@ def test_different_answers_to_one_request_and_an_effect_of_a_refused_one_are_fou
     assert judge.prompt_faults(truth, [refused], log, set())
 
 
+def test_an_interjection_that_found_nobody_may_be_tried_again_by_another_caller() -> None:
+    log, truth = a_log(), Truth((an_agent(1, 2),), ())
+    found_nobody: tuple[str, str | None, str | None] = (Code.SESSION_STREAM_NOT_ACTIVE, None, None)
+    again = submitted()
+    again.answers.insert(0, found_nobody)
+    assert judge.prompt_faults(truth, [again], log, set()), "a prompt that may start an agent is never told so"
+    again.prompt = replace(PROMPT, mode="interject")
+    assert judge.prompt_faults(truth, [again], log, set()) == []
+    again.answers.append(("interjected", "rsp", "e2"))
+    assert judge.prompt_faults(truth, [again], log, set())
+
+
 def test_two_agents_at_a_time_are_found() -> None:
     assert judge.overlap_faults("c", [an_agent(1, 2), an_agent(2, 3)]) == []
     assert judge.overlap_faults("c", [an_agent(1, 2.5), an_agent(2, 3)])
@@ -269,7 +290,18 @@ def test_a_prompt_waits_from_when_it_could_begin() -> None:
     outages = [Outage("router", "", 10.0, 12.0)]
     assert start_sample(outages, chain, due_s=9.0, began_s=12.5) == ("router", 0.5)
     assert start_sample(outages, chain, due_s=12.2, began_s=12.5) is None
+    again = [*outages, Outage("router", "", 12.1, 14.0)]
+    assert start_sample(again, chain, due_s=9.0, began_s=14.25) == ("router", 0.25)
+    assert start_sample(again, chain, due_s=9.0, began_s=12.5) is None
     assert percentile([3.0, 1.0, 2.0], 0.5) == 2.0 and percentile([], 0.99) == 0.0
+
+
+def test_a_failover_is_the_longest_that_an_event_took_to_a_reader_while_one_of_a_cluster_was_away() -> None:
+    outages = [Outage("nats", "", 10.0, 14.0), Outage("backend", "", 10.0, 30.0), Outage("nats", "", 40.0, None)]
+    delayed = reading((9.0, 9.0), (10.1, 9.9), (13.0, 10.5), (13.1, 13.0), (14.2, 14.1), (60.0, 20.0))
+    assert failover_samples(outages, delayed) == [2.5]
+    assert failover_samples(outages, reading((9.0, 9.0), (17.5, 9.5))) == [7.5]
+    assert failover_samples(outages, reading((12.0, 8.0))) == []
 
 
 # --- from outside ---
@@ -334,13 +366,16 @@ def test_a_run_goes_on_from_its_state_with_seeds_that_were_not_run(tmp_path: Pat
     path = tmp_path / "state.json"
     first = report.State(path)
     assert first.next_seed(5, 2) == 5
-    first.add(report.entry(Result(5, kills={"nats": 2, "router": 1}, reattach_s={"nats": [0.1, 0.3]}), {"rate": 1.0}))
+    done = Result(5, kills={"nats": 2, "router": 1}, reattach_s={"nats": [0.1, 0.3]}, restart_s={"nats": [0.2, 0.4]})
+    first.add(report.entry(done, {"rate": 1.0}))
     again = report.State(path)
     assert (again.kills, again.next_seed(5, 2), again.next_seed(4, 2)) == (3, 7, 4)
     assert report.write(again.rounds, tmp_path / "reports" / "chaos.json")
     again.add(report.entry(Result(7, violations=[judge.Fault("c0: lost", lost=2)]), {}))
     assert not report.write(again.rounds, tmp_path / "reports" / "chaos.json")
-    figures = json.loads((tmp_path / "reports" / "chaos.json").read_text())["figures"]
+    written = json.loads((tmp_path / "reports" / "chaos.json").read_text())
+    figures = written["figures"]
+    assert written["restarts"]["nats"]["restart_s_max"] == 0.4
     assert (figures["kills"], figures["lost"], figures["seeds"]) == (3, 2, [5, 7])
     assert figures["reattach_s_max"] == figures["tiers"]["nats"]["reattach_s_p99"] == 0.3
     assert set(figures) == {
@@ -358,6 +393,15 @@ async def test_ten_restarts_of_every_service_leave_nothing_behind() -> None:
     assert found.done == len(SERVICES) * (10 + WARM_UP)
     assert found.before.counts["consumers"] > 0 and found.before.counts["subscriptions"] > 0
     assert found.growth == [], table(found)
+
+
+@pytest.mark.timeout(240)
+async def test_load_without_a_pause_is_read_back_whole_and_leaves_nothing_behind() -> None:
+    found = await flat_load.measure(6000)
+    assert found.events[-1] >= 6000 and found.executions * flat_load.DELTAS <= found.events[-1]
+    assert [one.counts["consumers"] for one in found.measured] == [found.measured[0].counts["consumers"]] * 3
+    assert {"tasks", "fds", "rss_mib"} <= set(found.measured[2].processes["collector"])
+    assert found.growth == [], flat_load.table(found)
 
 
 def test_what_grows_between_two_measurements_is_told() -> None:

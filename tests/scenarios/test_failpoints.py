@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 import os
 import random
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tether.failpoints import FOLDER_VARIABLE, VARIABLE
 from tether_chaos.failpoint_cases import ELSEWHERE, SCENARIOS, TABLE, conversation, scenario_of, unused
-from tether_chaos.failpoint_run import cases, run
+from tether_chaos.failpoint_run import FailpointRun, cases, run
 from tether_chaos.failpoints import scan
 
 SEED = int(os.environ.get("CHAOS_SEED", datetime.datetime.now(datetime.UTC).strftime("%j")))
@@ -89,6 +91,33 @@ def test_whoever_dies_in_a_failpoint_loses_nothing_and_does_nothing_twice(tmp_pa
     assert result.violations == [], (SEED, chosen, result.violations)
     assert set(fired_s) == set(chosen)
     assert result.executions >= len(chosen) - 1 and result.events > 100
+
+
+# Passed by whoever recovers: the first of each service is killed before (of routers: in the step before), the second
+# dies here, the third completes what both began.
+AGAIN = (
+    "agent.sandbox.adopted",
+    "collector.adopted",
+    "backend.projection.caught_up",
+    "backend.projection.consumer_made",
+    "router.admission.write_owner",
+)
+BEFORE = "router.admission.bind"
+
+
+@pytest.mark.timeout(240)
+def test_whoever_is_killed_again_in_the_middle_of_its_recovery_loses_nothing_and_does_nothing_twice(
+    tmp_path: Path,
+) -> None:
+    twice = FailpointRun(AGAIN, tmp_path)
+    [admission] = [case for case in twice.cases if case.failpoint.startswith("router.")]
+    assert {case.scenario.act for case in twice.cases if case is not admission} <= {
+        *("kill_agent", "kill_collector", "kill_backend", "lose_database")
+    }
+    twice.cases[twice.cases.index(admission)] = replace(admission, scenario=replace(admission.scenario, also=(BEFORE,)))
+    result = asyncio.run(twice.run())
+    assert result.violations == []
+    assert set(twice.fired_s) == set(AGAIN)
 
 
 # --- the module ---

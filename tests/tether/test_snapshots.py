@@ -11,6 +11,7 @@ from support_backend import Log, ended, ensure_tenants, text_delta
 from support_snapshots import Collector, serving, snapshot_from
 from tether import subjects
 from tether.errors import Code, problem
+from tether.sandbox import ExecutionSummary
 from tether.snapshot import Snapshot
 from tether.snapshots import Absence, Absent, Found, Snapshots
 from tether.subjects import EventAddress
@@ -133,6 +134,22 @@ async def test_what_has_ended_is_read_from_a_whole_log_and_else_from_the_final_s
     assert await world.snapshots.get(world.address) == Absent(Absence.NOTHING_LOGGED)
     found = await world.snapshots.get(world.address, known=world.log.target("e1"))
     assert isinstance(found, Found) and found.source == "collector"
+
+
+async def test_what_has_ended_is_found_without_its_first_event_by_the_list_of_the_collector_that_retains_it(
+    world: World,
+) -> None:
+    await world.log.frame("e1", [world.log.started("e1"), text_delta(2, "a")])
+    last = await world.log.frame("e1", ended(3))
+    await world.log.own(None)
+    world.collector.snapshot = snapshot_of(world.log)
+    await world.collector.register()
+    await world.bus.purge(subjects.events_stream(TENANT), world.log.subject("e1"), up_to=last)
+    assert await world.snapshots.get(world.address) == Absent(Absence.NOT_WHOLE)
+    world.collector.listed = (ExecutionSummary(target=world.log.target("e1"), state="ended"),)
+    await world.collector.register()
+    for found in (await world.snapshots.get(world.address), await world.snapshots.beyond_log(world.address)):
+        assert isinstance(found, Found) and found.source == "collector"
 
 
 async def test_reading_what_has_ended_writes_nothing_and_starts_nothing(world: World) -> None:

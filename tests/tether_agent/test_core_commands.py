@@ -75,7 +75,7 @@ def effects(*inputs: CommandInput, deliveries: int = 1) -> list[Effect]:
     return seen
 
 
-UP_TO_ASK = (LogSeen("empty"), OwnerSeen(owner(), 20), SandboxReady(33))
+UP_TO_ASK = (LogSeen("empty"), OwnerSeen(owner(), 20), SandboxReady(33, COMMAND))
 
 
 @pytest.mark.parametrize("status", ["accepted", "delivered", "settled"])
@@ -84,7 +84,7 @@ def test_a_start_goes_log_owner_sandbox_collector_and_is_acked_with_the_receipt(
         ReadLog(),
         ReadOwner(),
         EnsureSandbox(),
-        Ask(33),
+        Ask(33, COMMAND),
         Settle("receipt", status),
     ]
 
@@ -118,6 +118,21 @@ def test_no_word_or_a_passing_refusal_never_gives_up(event: CommandInput) -> Non
         last = effects(*UP_TO_ASK, event, deliveries=deliveries)[-1]
         assert isinstance(last, Later)
         assert NAK_DELAY_MIN_S <= last.delay_s <= NAK_DELAY_MAX_S
+
+
+def test_a_start_that_meets_a_drain_is_tried_again_soon_however_often_it_was() -> None:
+    draining = replied("rejected", problem(Code.DRAINING, "it drains"))
+    for inputs in ((*UP_TO_ASK, draining), (*UP_TO_ASK[:2], NotNow("the sandbox is draining", soon=True))):
+        last = effects(*inputs, deliveries=10_000)[-1]
+        assert isinstance(last, Later)
+        assert last.delay_s < 1.0
+
+
+def test_a_start_whose_collector_is_being_restarted_is_asked_again_within_a_second_however_often_it_was() -> None:
+    for deliveries in (1, 3, 10_000):
+        last = effects(*UP_TO_ASK, Unanswered(), deliveries=deliveries)[-1]
+        assert isinstance(last, Later)
+        assert NAK_DELAY_MIN_S <= last.delay_s <= 1.0
 
 
 def test_the_back_off_doubles_up_to_its_bound() -> None:

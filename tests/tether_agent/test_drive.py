@@ -18,7 +18,7 @@ from tether.bus import NatsBus
 from tether.control import StartCommand
 from tether.errors import Code, problem
 from tether.kv import Bucket
-from tether.limits import ACK_WAIT_S
+from tether.limits import COMMAND_ACK_WAIT_S
 from tether.sandbox import SandboxRecord
 from tether_agent import log
 from tether_agent.config import AgentSettings
@@ -270,8 +270,8 @@ async def test_a_command_that_a_killed_predecessor_had_in_hand_is_driven_at_once
     await talk.send(command)
     in_hand = bus.jobs(subjects.COMMANDS_STREAM, subjects.AGENT_DURABLE)
     async with contextlib.aclosing(in_hand) as jobs:
-        await anext(jobs)  # given, and never settled: nothing brings it back for ACK_WAIT_S
-        async with asyncio.timeout(ACK_WAIT_S / 2), agent_service(settings, bus):
+        await anext(jobs)  # given, and never settled: nothing brings it back for COMMAND_ACK_WAIT_S
+        async with asyncio.timeout(COMMAND_ACK_WAIT_S - 1), agent_service(settings, bus):
 
             async def started() -> bool:
                 return await talk.execution(command) == ["execution.started"]

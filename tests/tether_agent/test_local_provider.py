@@ -201,7 +201,7 @@ async def test_a_collector_that_only_takes_long_is_never_given_up(
 async def test_two_services_never_share_a_state_directory(
     bus: NatsBus, settings: AgentSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tether_agent.providers.local.LOCK_WAIT_S", 0.3)
+    monkeypatch.setattr("tether_agent.providers.state_dir.LOCK_WAIT_S", 0.3)
     async with provider_for(settings, bus).running():
         with pytest.raises(RuntimeError, match="another agent service"):
             async with provider_for(settings, bus).running():
@@ -321,3 +321,25 @@ def test_a_log_that_a_running_collector_appends_to_is_bounded(tmp_path: Path, mo
         appending.write(b"later")
     assert (log.read_bytes(), log.with_name("collector.log.1").read_bytes()) == (b"later", b"0123456789more")
     collector_process.bound(tmp_path / "missing")
+
+
+async def test_what_waited_for_a_sandbox_while_everything_was_stopped_starts_nothing(
+    bus: NatsBus, settings: AgentSettings, tenant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with (provider := provider_for(settings, bus)).running():
+        await provider.ensure(tenant, "w1")
+        boot = file_of(settings, tenant).boot
+        stopping = asyncio.create_task(provider.stop_all(), name="stop-all")
+        await asyncio.sleep(0)  # it holds the sandbox's lock now
+        with pytest.raises(NotReadyError, match="stop"):
+            async with asyncio.timeout(20):
+                while await provider.ensure(tenant, "w1"):  # noqa: ASYNC110 - it lives until it is stopped
+                    await asyncio.sleep(0.01)
+        await stopping
+        with pytest.raises(NotReadyError, match="stop"):
+            await provider.ensure(tenant, "w1")
+        assert procfs.with_environ("TETHER_BOOT", boot) == []
+        assert file_of(settings, tenant).status == "stopped"
+        monkeypatch.setattr("tether_agent.providers.hold.HOLD_S", 0.0)
+        await provider.stop_all()
+        assert (await provider.ensure(tenant, "w1")).boot != boot, "a service that goes on starts again"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -11,12 +12,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from support_local_set import Http
 from support_set import TetherSet, environment, on_terminal, running_set
 from tether.processes import is_running
+from tether.sandbox import Registration, SandboxRecord
 from tether_cli.commands.top import age, render, size
-from tether_cli.looking import Consumer, Execution, Sandbox, Service, Stream, View
+from tether_cli.looking import Consumer, Execution, Sandbox, Service, Stream, View, sandbox_of
 
 pytestmark = pytest.mark.timeout(180)
 DEADLINE_S = 30.0
@@ -113,6 +116,19 @@ FULL = View(
     prompts_waiting=3,
     problems=("sandbox of w is disconnected",),
 )
+
+
+def test_a_sandbox_that_sleeps_or_drains_is_told_and_is_not_missed() -> None:
+    record = SandboxRecord(
+        tenant="t", workspace="asleep", sandbox="s1", state="suspended", provider="local", starts=3, updated_at=1
+    )
+    left_over = Registration(tenant="t", workspace="asleep", sandbox="s1", boot="b", instance="i")
+    drains = record.model_copy(update={"workspace": "drains", "state": "draining"})
+    boxes = (sandbox_of(record, left_over), sandbox_of(drains, left_over))
+    shown = io.StringIO()
+    Console(width=120, file=shown, force_terminal=False).print(render(View(at_ms=0, sandboxes=boxes), 120))
+    rows = {line.split()[0]: line.split()[1:3] for line in shown.getvalue().splitlines() if "s1" in line}
+    assert rows == {"asleep": ["suspended", "asleep"], "drains": ["draining", "connected"]}
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 160])

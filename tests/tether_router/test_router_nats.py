@@ -19,6 +19,7 @@ from support_router import FaultyBus, Sandbox, World, a_prompt, admitter, derive
 from tether import subjects
 from tether.bus import NatsBus, connect
 from tether.errors import Code, problem
+from tether.limits import PROMPT_ACK_WAIT_S
 from tether.settings import ConfigurationError, load
 from tether_router.config import RouterSettings
 from tether_router.core.steps import Ack
@@ -111,6 +112,27 @@ def _of(sandbox: Sandbox, conversation: str) -> list[str]:
 
 async def _claimed(sandbox: Sandbox, conversation: str, count: int) -> bool:
     return len(_of(sandbox, conversation)) >= count
+
+
+async def test_the_prompts_that_a_killed_router_had_in_hand_are_its_successors_within_three_seconds(
+    server: NatsServer, outside: NatsBus
+) -> None:
+    stage = await world(outside)
+    sandbox = Sandbox(outside)
+    for number in range(3):
+        await stage.send(a_prompt(f"r{number}", conversation=f"c{number}"))
+    killed = await connect(server.url, name="killed")
+    jobs = killed.jobs(subjects.PROMPTS_STREAM, subjects.ROUTER_DURABLE)
+    in_hand = [await anext(jobs) for _ in range(3)]
+    await killed.close()  # nothing was settled, and nobody says in_progress any more
+    await jobs.aclose()
+    loop = asyncio.get_running_loop()
+    died_s = loop.time()
+    async with routing(server), sandbox.running():
+        await sandbox.claims(3, timeout_s=20)
+        assert loop.time() - died_s < PROMPT_ACK_WAIT_S + 3.0
+        await drained(stage)
+    assert len(in_hand) == 3 and PROMPT_ACK_WAIT_S < 3.0
 
 
 @pytest.mark.parametrize("freeze_at", [4, 6, 7, 8])

@@ -218,7 +218,7 @@ async def test_a_tenant_without_streams_is_waited_for_and_nothing_is_failed() ->
         await asyncio.sleep(60)
         assert await stage.waiting() == 1
         await world(outside)
-        await stage.settled()
+        await stage.settled(timeout_s=2)  # however often it was tried before
     record = await stage.request()
     assert record is not None and record.done is not None and record.done.status == "admitted"
 

@@ -201,6 +201,9 @@ class Agent:
 
     def _run_turn(self, message: dict[str, object]) -> None:
         prompt, text = str(message["id"]), str(message["text"])
+        history = message.get("history")
+        if isinstance(history, str):
+            self.session.take_history(history)
         self.session.begin_turn(prompt, text)
         if not self._session_is_told:
             self._session_is_told = True

@@ -36,6 +36,10 @@ class Session:
         self.turns.append({"prompt": prompt, "text": text[:TEXT_CHARS_MAX], "status": "running", "said": ""})
         self._save()
 
+    def take_history(self, text: str) -> None:
+        """What was said before, in another session: remembered as one turn that is named `history`."""
+        self.turns.append({"prompt": "history", "text": text[:TEXT_CHARS_MAX], "status": "given", "said": ""})
+
     def end_turn(self, status: str, said: str) -> None:
         self.turns[-1].update(status=status, said=said[:TEXT_CHARS_MAX])
         self._save()

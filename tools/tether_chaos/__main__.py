@@ -4,6 +4,7 @@ CHAOS_SEED, CHAOS_MINUTES            in place of --seed and --minutes
 --state FILE --until-kills 1000      goes on from what FILE holds, until there are so many kills
 --failpoints [--only NAME…]          a kill at every failpoint of the code instead of seeded rounds
 --flatness N                         restarts every service N times and looks at what grows
+--flat-load EVENTS                   so many events of load, and what grows; an hour is 700000
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--failpoints", action="store_true", help="a kill at each failpoint of the code")
     parser.add_argument("--only", default="", help="with --failpoints: only names that contain this")
     parser.add_argument("--flatness", type=int, metavar="N", help="restarts of each service")
+    parser.add_argument("--flat-load", type=int, metavar="EVENTS", help="load of so many events; an hour is 700000")
     options = parser.parse_args(argv)
     unknown = sorted({name for name in options.services.split(",") if name} - set(SERVICES))
     if unknown:
@@ -149,6 +151,10 @@ def main() -> int:
             from tether_chaos.flatness import command as flatness
 
             return flatness(options.flatness)
+        if options.flat_load is not None:
+            from tether_chaos.flat_load import command as flat_load
+
+            return flat_load(options.flat_load)
         return seeded(options)
     except CliError as error:
         print(f"chaos: {error}", file=sys.stderr)

@@ -102,13 +102,40 @@ TABLE: Final[Mapping[str, str]] = {
     "router.admission.send_control": "interject",
     "router.admission.wait": "queue",
 }
-# Not come by in a conversation: what is deleted after hours, or for a quota of hundreds of MiB. Name → the test that
-# kills a collector there.
+# Not come by in a conversation: what is deleted after hours, or for a quota of hundreds of MiB, and what somebody has
+# to ask for. Name → the test that kills a process there.
 _QUOTA: Final = (
     "tests/tether_collector/shell/test_shell_retention.py"
     "::test_over_a_quota_the_oldest_out_of_its_grace_goes_and_everybody_is_told"
 )
-ELSEWHERE: Final[Mapping[str, str]] = {"collector.gaps_journaled": _QUOTA, "collector.finals_deleted": _QUOTA}
+_DRAINS: Final = (
+    "tests/tether_agent/test_drain_crashes.py"
+    "::test_a_service_that_is_killed_goes_on_from_the_record_and_does_everything_once"
+)
+_IDLE: Final = "tests/tether_agent/test_drain_crashes.py::test_an_idle_suspend_that_was_killed_ends_suspended"
+_DRAIN: Final = (
+    "tests/tether_collector/shell/test_drain_crashes.py"
+    "::test_a_collector_that_dies_at_any_step_of_a_drain_goes_on_to_the_same_end"
+)
+_RESTORE: Final = (
+    "tests/tether_collector/shell/test_restore_shell.py"
+    "::test_a_restore_that_is_killed_at_any_step_is_begun_anew_and_ends_the_same"
+)
+_STEPS_OF_A_DRAIN: Final = (
+    "drain_journaled", "leave_journaled", "drain_leaving", "drain_killing", "drain_publishing", "drain_checkpoint",
+    "checkpoint_collected", "manifest_written", "blob_part_stored", "checkpoint_stored", "checkpoint_journaled",
+    "reference_written", "drain_releasing", "drain_over",
+)  # fmt: skip
+ELSEWHERE: Final[Mapping[str, str]] = {
+    "collector.gaps_journaled": _QUOTA,
+    "collector.finals_deleted": _QUOTA,
+    **{f"collector.{step}": _DRAIN for step in _STEPS_OF_A_DRAIN},
+    **{f"collector.restore_{step}": _RESTORE for step in ("file_fetched", "fetched", "placing", "placed", "committed")},
+    **{f"agent.drain.{step}": _DRAINS for step in ("ordered", "asked", "reported", "released", "over")},
+    "agent.drain.idle": _IDLE,
+    **{f"agent.resume.{step}": _DRAINS for step in ("ordered", "ensured", "continued", "active")},
+    **{f"agent.delete.{step}": _DRAINS for step in ("ordered", "stopped", "removed")},
+}
 WORKSPACES: Final = 3  # shared; a case of the agent service gets one of its own, whose sandbox is new
 
 

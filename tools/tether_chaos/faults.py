@@ -107,11 +107,13 @@ class Kill:
 
 @dataclass(slots=True)
 class Done:
-    """What the saboteur did: sentences, kills by tier, and when what was out."""
+    """What the saboteur did: sentences, kills by tier, when what was out, and how long each tier took from its kill
+    until its successor was ready (seconds)."""
 
     faults: list[str] = field(default_factory=list)
     kills: Counter[str] = field(default_factory=Counter)
     outages: list[Outage] = field(default_factory=list)
+    restart_s: dict[str, list[float]] = field(default_factory=dict)
 
 
 class Saboteur:
@@ -125,7 +127,8 @@ class Saboteur:
         self._data = services.paths.root
         self._tiers = tiers
         self._next_event = next_event
-        self._frozen: set[ProcessId] = set()
+        self._frozen: dict[ProcessId, float | None] = {}  # when it was killed in its sleep (unix seconds)
+        self._latest: dict[tuple[str, str], Kill] = {}  # by the child's name and the workspace
         self.done = Done()
 
     async def run(self, faults: Iterable[Fault]) -> None:
@@ -184,25 +187,30 @@ class Saboteur:
         kill = Kill(self._set, victim)
         if not kill.strike():
             return
-        self._frozen.discard(victim.process)
+        if victim.process in self._frozen:
+            self._frozen[victim.process] = kill.began_s
         self.done.kills[victim.tier] += 1
+        self._latest[victim.name, victim.scope] = kill
         group.create_task(self._until_up(kill), name=f"up-{victim.name}-{number}")
 
     async def _until_up(self, kill: Kill) -> None:
         end_s = await kill.up()
+        if end_s is not None and self._latest[kill.victim.name, kill.victim.scope] is kill:  # not killed once more
+            self.done.restart_s.setdefault(kill.victim.tier, []).append(round(end_s - kill.began_s, 3))
         self.done.outages.append(Outage(kill.victim.tier, kill.victim.scope, kill.began_s, end_s))
 
     async def _freeze(self, victim: Victim, for_s: float) -> None:
         if not send_signal(victim.process, signal.SIGSTOP):
             return
         began_s = time.time()
-        self._frozen.add(victim.process)
+        self._frozen.setdefault(victim.process, None)
         try:
             await asyncio.sleep(for_s)
         finally:
             send_signal(victim.process, signal.SIGCONT)
-            self._frozen.discard(victim.process)
-            self.done.outages.append(Outage(victim.tier, victim.scope, began_s, time.time()))
+            killed_s = self._frozen.pop(victim.process, None)  # then its successor's start is another outage
+            end_s = time.time() if killed_s is None else killed_s
+            self.done.outages.append(Outage(victim.tier, victim.scope, began_s, end_s))
 
     # --- network and disk ---
 

@@ -4,8 +4,9 @@
     again ─▶ wait until what the dead left behind has timed out ─▶ measure
 
 Measured from outside: consumers of every stream and subscriptions and connections as nats-server counts them; open
-files, threads and memory of each process as the kernel does (whoever restarts another must not grow by it); temporary
-files in the data directory and in the system's temporary folder. A prompt is asked now and then: it all has to work.
+files, threads and memory of each process as the kernel does (whoever restarts another must not grow by it); tasks as
+each service's own figure tells them; temporary files in the data directory and in the system's temporary folder. A
+prompt is asked now and then: it all has to work.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -28,7 +30,10 @@ import httpx2
 from tether import Client
 from tether.bus import NatsBus, connect
 from tether.client import NatsCredentials
+from tether.kv import Bucket
+from tether.sandbox import Registration
 from tether.service import write_whole
+from tether.subjects import SANDBOXES
 from tether_chaos.chaos_set import ChaosSet
 from tether_chaos.faults import Kill, Victim, victims
 from tether_chaos.plan import SERVICES
@@ -36,13 +41,16 @@ from tether_chaos.round import until
 from tether_cli.nats_server import EmbeddedServer
 from tether_cli.output import CliError
 from tether_cli.set import SetOptions
+from tether_cli.supervise import ChildSpec
 
 WARM_UP: Final = 3  # restarts of each before the first measurement: caches are full, lazily made things are made
 SETTLE_S: Final = 120.0  # within which what the dead left behind has to be gone
 ASK_EVERY: Final = 10
-TOLERANCE: Final[Mapping[str, float]] = {"fds": 12, "threads": 4, "rss_mib": 48}
+TOLERANCE: Final[Mapping[str, float]] = {"fds": 12, "threads": 4, "tasks": 6, "rss_mib": 48}
 _BACK_OFF_S: Final = 0.2
 _LOOK_S: Final = 1.0
+_ANY_PORT: Final = "127.0.0.1:0"
+_TASKS: Final = re.compile(r"^tether_tasks (\S+)$", re.MULTILINE)
 
 
 class _MonitoredServer(EmbeddedServer):
@@ -60,7 +68,9 @@ class _MonitoredServer(EmbeddedServer):
         write_whole(self.config, text.encode())
 
 
-class _FlatSet(ChaosSet):
+class FlatSet(ChaosSet):
+    """`monitor`: the address of nats-server's monitoring endpoint."""
+
     monitor = ""
 
     async def _start_bus(self, passwords: dict[str, Path]) -> EmbeddedServer:
@@ -71,10 +81,17 @@ class _FlatSet(ChaosSet):
         self.monitor = f"http://127.0.0.1:{server.monitor}"
         return server
 
+    def _service_spec(self, name: str, server: EmbeddedServer, passwords: dict[str, Path]) -> ChildSpec:
+        spec = super()._service_spec(name, server, passwords)
+        spec.env["TETHER_METRICS_LISTEN"] = _ANY_PORT
+        if name == "agent":
+            spec.env["TETHER_AGENT_COLLECTOR_METRICS_LISTEN"] = _ANY_PORT
+        return spec
+
 
 @dataclass(slots=True)
 class Measured:
-    """`counts`: what must be the same, or less. `processes`: by service: open files, threads, memory."""
+    """`counts`: what must be the same, or less. `processes`: by service: open files, threads, memory, tasks."""
 
     counts: dict[str, int] = field(default_factory=dict)
     processes: dict[str, dict[str, float]] = field(default_factory=dict)
@@ -83,7 +100,7 @@ class Measured:
 class Flatness:
     """One run. `growth`: one sentence for each thing that is not flat."""
 
-    def __init__(self, services: _FlatSet, restarts: int) -> None:
+    def __init__(self, services: FlatSet, restarts: int) -> None:
         self._set = services
         self._restarts = restarts
         up = services.state
@@ -102,14 +119,14 @@ class Flatness:
                 for _ in range(WARM_UP):
                     await self._restart(tier)
             await self._ask()
-            self.before = await self._settled(None)
+            self.before = await settled(self._set, None)
             for tier in SERVICES:
                 for number in range(self._restarts):
                     await self._restart(tier)
                     if number % ASK_EVERY == 0:
                         await self._ask()
             await self._ask()
-            self.after = await self._settled(self.before)
+            self.after = await settled(self._set, self.before)
         self.growth = compare(self.before, self.after)
 
     async def _ask(self) -> None:
@@ -121,55 +138,85 @@ class Flatness:
             raise CliError(f"prompt {request} ended {response.outcome}")
 
     async def _restart(self, tier: str) -> None:
-        kill = Kill(self._set, await self._victim(tier))
+        kill = Kill(self._set, await _victim(self._set, tier))
         kill.strike()
         if await kill.up() is None:
             raise CliError(f"the {tier} did not come back after restart {self.done}")
         self.done += 1
 
-    async def _victim(self, tier: str) -> Victim:
-        found: list[Victim] = []
 
-        async def lives() -> bool:
-            found.extend(await asyncio.to_thread(victims, self._set.paths.root, tier))
-            return bool(found)
+async def _victim(services: FlatSet, tier: str) -> Victim:
+    found: list[Victim] = []
 
-        if not await until(lives, SETTLE_S):
-            raise CliError(f"no {tier} lives after restart {self.done}")
-        return found[0]
+    async def lives() -> bool:
+        found.extend(await asyncio.to_thread(victims, services.paths.root, tier))
+        return bool(found)
 
-    # --- measuring ---
+    if not await until(lives, SETTLE_S):
+        raise CliError(f"no {tier} lives")
+    return found[0]
 
-    async def _settled(self, before: Measured | None) -> Measured:
-        """Once two looks agree (or are no more than before); the last look where that never comes."""
-        deadline_s = time.monotonic() + SETTLE_S
-        last = Measured()
-        while True:
-            await asyncio.sleep(_LOOK_S)
-            now = await self._measure()
-            enough = now.counts == last.counts if before is None else not compare(before, now)
-            if enough or time.monotonic() > deadline_s:
-                return now
-            last = now
 
-    async def _measure(self) -> Measured:
-        up = self._set.state
-        async with await connect(up.nats_url, name="flat", user=up.nats_user, password=up.nats_password) as bus:
-            consumers = await _consumers(bus)
-        async with httpx2.AsyncClient(base_url=self._set.monitor, trust_env=False) as http:
-            server = (await http.get("/varz")).json()
-        counts = {
-            "consumers": consumers,
-            "subscriptions": int(server["subscriptions"]),
-            "connections": int(server["connections"]),
-            "temporary_files": await asyncio.to_thread(_temporary_files, self._set.paths.root),
-        }
-        processes = {}
-        for tier in SERVICES:
-            found = await self._victim(tier)
-            processes[tier] = await asyncio.to_thread(_of_process, found.process.pid)
-        processes["supervisor"] = await asyncio.to_thread(_of_process, os.getpid())
-        return Measured(counts, processes)
+# --- measuring ---
+
+
+async def settled(services: FlatSet, before: Measured | None) -> Measured:
+    """Once two looks agree (or are no more than before); the last look where that never comes."""
+    deadline_s = time.monotonic() + SETTLE_S
+    last = Measured()
+    while True:
+        await asyncio.sleep(_LOOK_S)
+        now = await measure_now(services)
+        enough = now.counts == last.counts if before is None else not compare(before, now)
+        if enough or time.monotonic() > deadline_s:
+            return now
+        last = now
+
+
+async def measure_now(services: FlatSet) -> Measured:
+    """One look."""
+    up = services.state
+    async with await connect(up.nats_url, name="flat", user=up.nats_user, password=up.nats_password) as bus:
+        consumers = await _consumers(bus)
+        addresses = await _figures(services, bus)
+    async with httpx2.AsyncClient(trust_env=False) as http:
+        server = (await http.get(f"{services.monitor}/varz")).json()
+        tasks = {tier: await _tasks(http, address) for tier, address in addresses.items()}
+    counts = {
+        "consumers": consumers,
+        "subscriptions": int(server["subscriptions"]),
+        "connections": int(server["connections"]),
+        "temporary_files": await asyncio.to_thread(_temporary_files, services.paths.root),
+    }
+    processes = {}
+    for tier in SERVICES:
+        found = await asyncio.to_thread(victims, services.paths.root, tier)
+        if found:  # a collector comes with the first prompt
+            processes[tier] = await asyncio.to_thread(_of_process, found[0].process.pid)
+        if tier in tasks:
+            processes[tier]["tasks"] = tasks[tier]
+    processes["supervisor"] = await asyncio.to_thread(_of_process, os.getpid())
+    processes["supervisor"]["tasks"] = len(asyncio.all_tasks())
+    return Measured(counts, processes)
+
+
+async def _figures(services: FlatSet, bus: NatsBus) -> dict[str, str]:
+    """Where each service tells its figures; of a collector, its registration says it."""
+    found = {}
+    for name in ("router", "agent", "backend"):
+        ready = await asyncio.to_thread((services.paths.ready / f"{name}.json").read_bytes)
+        found[name] = str(json.loads(ready)["metrics"])
+    async for _, one in Bucket(bus, SANDBOXES).records(Registration, f"{services.options.tenant}.>"):
+        found["collector"] = str(one.facts["metrics"])
+    return found
+
+
+async def _tasks(http: httpx2.AsyncClient, address: str) -> float:
+    """Raises CliError where the figure is missing."""
+    told = _TASKS.search((await http.get(f"http://{address}/metrics")).text)
+    if told is None:
+        raise CliError(f"http://{address}/metrics does not tell tether_tasks")
+    return float(told[1])
 
 
 async def _consumers(bus: NatsBus) -> int:
@@ -201,8 +248,8 @@ def _of_process(pid: int) -> dict[str, float]:
     }
 
 
-def compare(before: Measured, after: Measured) -> list[str]:
-    """What grew. Counts may not; open files, threads and memory of a process only within TOLERANCE."""
+def compare(before: Measured, after: Measured, tolerance: Mapping[str, float] = TOLERANCE) -> list[str]:
+    """What grew. Counts may not; open files, threads and memory of a process only within the tolerance."""
     growth = []
     for name, count in after.counts.items():
         if count > before.counts[name]:
@@ -210,7 +257,7 @@ def compare(before: Measured, after: Measured) -> list[str]:
     for tier, figures in after.processes.items():
         for name, value in figures.items():
             had = before.processes[tier][name]
-            if value > had + TOLERANCE[name]:
+            if value > had + tolerance[name]:
                 growth.append(f"{tier} {name}: {had:g} → {value:g}")
     return growth
 
@@ -224,23 +271,30 @@ def table(found: Flatness) -> str:
     return "\n".join(lines)
 
 
-async def measure(restarts: int) -> Flatness:
-    """Restart each service so many times."""
+@contextlib.asynccontextmanager
+async def running_set() -> AsyncIterator[FlatSet]:
+    """A set with data of its own, gone afterwards. Raises CliError where it fails meanwhile."""
     root = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="tether-flat-"))
     options = SetOptions(data=root / "data", log="quiet", ephemeral=True, back_off_max_s=_BACK_OFF_S)
     try:
-        async with _FlatSet(options) as services:
-            found = Flatness(services, restarts)
+        async with FlatSet(options) as services:
             failing = asyncio.create_task(services.failed(), name="set-failed")
             try:
-                await found.run()
+                yield services
             finally:
                 failing.cancel()
                 with contextlib.suppress(asyncio.CancelledError, CliError):
                     await failing
-            return found
     finally:
         await asyncio.to_thread(shutil.rmtree, root, ignore_errors=True)
+
+
+async def measure(restarts: int) -> Flatness:
+    """Restart each service so many times."""
+    async with running_set() as services:
+        found = Flatness(services, restarts)
+        await found.run()
+        return found
 
 
 def command(restarts: int) -> int:

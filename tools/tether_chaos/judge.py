@@ -231,7 +231,8 @@ def overlap_faults(name: str, processes: Sequence[ProcessTruth]) -> list[str]:
 
 
 def prompt_faults(truth: Truth, outcomes: Sequence[Outcome], log: Log, cut: set[str]) -> list[str]:
-    """Each request: one answer for all who asked, and the text reached an agent once."""
+    """Each request: one answer for all who asked, and the text reached an agent once. Where one caller was told that
+    there was nobody to say it to, another may have asked later, as its next attempt, and was told otherwise."""
     reached: Counter[str] = Counter()
     texts = [str(m["text"]) for p in truth.processes for m in _messages(p) if m["type"] == "prompt"]
     for text in texts:
@@ -239,7 +240,8 @@ def prompt_faults(truth: Truth, outcomes: Sequence[Outcome], log: Log, cut: set[
     faults: list[str] = []
     for outcome in outcomes:
         request, count = outcome.prompt.request, reached[outcome.prompt.marker]
-        if len(set(outcome.answers)) > 1:
+        nobody_there = FINAL.get(outcome.prompt.mode, frozenset())
+        if len({answer for answer in outcome.answers if answer[0] not in nobody_there}) > 1:
             faults.append(f"request {request}: different answers {outcome.answers}")
         if count > 1:
             faults.append(Fault(f"request {request}: reached an agent {count} times", second_prompts=count - 1))

@@ -9,6 +9,9 @@ first new event at the reader is the re-attach time, or less where the agent had
 It belongs to the tier that was the last to be up again. A chain that breaks once more before the event came begins
 another outage: nothing is counted for the first. Router and agent service carry no stream: their chain is that of a
 prompt, from its sending (or the end of what it waited behind) to the first event of its execution.
+
+A cluster goes on while one of its servers is away, so that its return says nothing: what a reader waits there is the
+failover, the longest time that an event took to it from the outage's begin until one came after its end.
 """
 
 from __future__ import annotations
@@ -98,18 +101,29 @@ def stream_samples(outages: Sequence[Outage], chain: Chain) -> dict[str, list[fl
     return samples
 
 
+def failover_samples(outages: Sequence[Outage], chain: Chain) -> list[float]:
+    """Of a cluster: for each outage of a nats-server the longest that an event was on its way to this reader meanwhile,
+    counted from the outage's begin at the earliest; nothing where no event came."""
+    found = []
+    for outage in outages:
+        if outage.tier != "nats" or outage.end_s is None:
+            continue
+        times = [receipt.received_s for receipt in chain.receipts]
+        first, last = bisect_right(times, outage.begin_s), bisect_right(times, outage.end_s)
+        during = chain.receipts[first : last + 1]
+        if first and during:  # first == 0: there was no stream yet
+            found.append(max(max(0.0, one.received_s - max(outage.begin_s, one.at_s)) for one in during))
+    return found
+
+
 def start_sample(outages: Sequence[Outage], chain: Chain, due_s: float, began_s: float) -> tuple[str, float] | None:
-    """Of one prompt: due since `due_s`, its first event received at `began_s`. None where nothing was out meanwhile."""
-    periods = [
-        one
-        for one in merged(outages, chain)
-        if one.end_s is not None and due_s < one.end_s < began_s and one.begin_s < began_s
-    ]
-    if not periods:
+    """Of one prompt: due since `due_s`, its first event received at `began_s`. None where nothing was out meanwhile, or
+    where something is out again when it begins."""
+    periods = [one for one in merged(outages, chain) if one.begin_s < began_s]
+    last = periods[-1] if periods else None
+    if last is None or last.end_s is None or not due_s < last.end_s < began_s:
         return None
-    last = periods[-1]
-    assert last.end_s is not None
-    return last.tier, began_s - max(last.end_s, due_s)
+    return last.tier, began_s - last.end_s
 
 
 def percentile(samples: Sequence[float], share: float) -> float:

@@ -26,6 +26,7 @@ class _Connection:
     near: asyncio.StreamWriter
     far: asyncio.StreamWriter
     tier: str
+    hangs: bool = False  # open, and nothing moves on it any more
 
     def abort(self) -> None:
         self.near.transport.abort()
@@ -53,6 +54,18 @@ class NatsProxy:
         for connection in chosen:
             connection.abort()
         return len(chosen)
+
+    def leave_hanging(self, tier: str) -> int:
+        """The tier's connections of now stay open and nothing moves on them any more; new ones are let through. How
+        many there were."""
+        chosen = [connection for connection in self._connections if connection.tier == tier and not connection.hangs]
+        for connection in chosen:
+            connection.hangs = True
+        return len(chosen)
+
+    def moving(self, tier: str) -> int:
+        """How many connections of the tier are open and do not hang."""
+        return sum(connection.tier == tier and not connection.hangs for connection in self._connections)
 
     async def stall(self, tier: str, for_s: float) -> None:
         """Nothing of this tier moves for so long."""
@@ -105,6 +118,8 @@ class NatsProxy:
                     connection.tier = self._tier(data)
                 while connection.tier in self._held:
                     await self._released.wait()
+                if connection.hangs:
+                    await asyncio.get_running_loop().create_future()  # until the proxy ends
                 writer.write(data)
                 await writer.drain()
 

@@ -35,6 +35,9 @@ def entry(result: Result, setup: Mapping[str, Any]) -> dict[str, Any]:
         "violations": [str(line) for line in result.violations[:VIOLATIONS_KEPT]],
         "violation_count": len(result.violations),
         "reattach_s": result.reattach_s,
+        "restart_s": result.restart_s,
+        "failover_s": result.failover_s,
+        "start_s": result.start_s,
         "slow": result.slow[:VIOLATIONS_KEPT],
         "fault_log": result.faults_done,
         "seconds": round(result.seconds, 1),
@@ -92,11 +95,24 @@ def figures(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _times(samples: Sequence[float]) -> dict[str, float]:
+def apart(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What is none of the re-attach time: each tier's own from its kill until it was ready; what prompts waited to
+    begin after an outage of whatever tier; in a cluster, what a reader waited while a nats-server was away."""
+    restarts = {tier: [s for one in rounds for s in one.get("restart_s", {}).get(tier, ())] for tier in SERVICES}
+    failovers = [s for one in rounds for s in one.get("failover_s", ())]
+    starts = [s for one in rounds for found in one.get("start_s", {}).values() for s in found]
     return {
-        "reattach_s_p50": round(percentile(samples, 0.5), 3),
-        "reattach_s_p99": round(percentile(samples, 0.99), 3),
-        "reattach_s_max": round(max(samples, default=0.0), 3),
+        "restarts": {tier: _times(found, "restart_s") for tier, found in restarts.items()},
+        "prompt_starts": {"samples": len(starts), **_times(starts, "wait_s")},
+        "nats_failover": {"samples": len(failovers), **_times(failovers, "wait_s")},
+    }
+
+
+def _times(samples: Sequence[float], name: str = "reattach_s") -> dict[str, float]:
+    return {
+        f"{name}_p50": round(percentile(samples, 0.5), 3),
+        f"{name}_p99": round(percentile(samples, 0.99), 3),
+        f"{name}_max": round(max(samples, default=0.0), 3),
     }
 
 
@@ -111,6 +127,7 @@ def write(rounds: Sequence[Mapping[str, Any]], path: Path = Path("reports/chaos.
     value = {
         "verdict": "pass" if clean else "fail",
         "figures": figures(rounds),
+        **apart(rounds),
         "two_writers": sum(one["counts"]["two_writers"] for one in rounds),
         "failed_seeds": failed(rounds),
         "rounds": len(rounds),
@@ -125,16 +142,23 @@ def write(rounds: Sequence[Mapping[str, Any]], path: Path = Path("reports/chaos.
 
 def table(rounds: Sequence[Mapping[str, Any]]) -> str:
     """For people: the whole, then each tier."""
-    all_ = figures(rounds)
+    all_, other = figures(rounds), apart(rounds)
+    own = other["restarts"]
     two = sum(one["counts"]["two_writers"] for one in rounds)
     lines = [
         f"kills {all_['kills']}  executions {all_['executions']}  events {all_['events']}  rounds {len(rounds)}",
         "  ".join([*(f"{column} {all_[column]}" for column in FAULT_COLUMNS), f"two_writers {two}"]),
-        f"{'re-attach':<12}{'kills':>7}{'samples':>9}{'p50 s':>9}{'p99 s':>9}{'max s':>9}",
+        f"{'re-attach':<14}{'kills':>7}{'samples':>9}{'p50 s':>9}{'p99 s':>9}{'max s':>9}  own start: p50, max",
     ]
     for tier, one in [*all_["tiers"].items(), ("all", {**all_, "samples": _count(all_)})]:
         times = "".join(f"{one[f'reattach_s_{name}']:>9.3f}" for name in ("p50", "p99", "max"))
-        lines.append(f"{tier:<12}{one['kills']:>7}{one['samples']:>9}{times}")
+        restart = "".join(f"{own[tier][f'restart_s_{name}']:>9.3f}" for name in ("p50", "max")) if tier in own else ""
+        lines.append(f"{tier:<14}{one['kills']:>7}{one['samples']:>9}{times}{restart}")
+    for name, label in (("prompt_starts", "prompts begin"), ("nats_failover", "nats failover")):
+        waited = other[name]
+        if waited["samples"]:
+            times = "".join(f"{waited[f'wait_s_{share}']:>9.3f}" for share in ("p50", "p99", "max"))
+            lines.append(f"{label:<14}{'':>7}{waited['samples']:>9}{times}")
     return "\n".join(lines)
 
 

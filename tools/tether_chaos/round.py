@@ -29,7 +29,7 @@ from tether_chaos import judge
 from tether_chaos.chaos_set import ChaosSet
 from tether_chaos.faults import Done, Saboteur
 from tether_chaos.load import Clients, Talk
-from tether_chaos.outages import Chain, Wait, start_sample, stream_samples, waits
+from tether_chaos.outages import Chain, Wait, failover_samples, start_sample, stream_samples, waits
 from tether_chaos.plan import ConversationPlan, Plan
 from tether_chaos.readers import Got, read_bare, read_on
 from tether_chaos.writers import WriterWatch
@@ -49,13 +49,18 @@ _NATS_TIERS: Final = frozenset({"nats", "collector"})
 
 @dataclass(slots=True)
 class Result:
-    """Figures of a round and every violation found. `reattach_s`: samples by tier."""
+    """Figures of a round and every violation found. `reattach_s`: samples by tier. `restart_s`: from a kill until its
+    successor was ready. `start_s`: what prompts waited to begin, by the tier that was the last to be up. `failover_s`:
+    of a cluster's readers while one of its servers was away."""
 
     seed: int
     faults_done: list[str] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
     kills: dict[str, int] = field(default_factory=dict)
     reattach_s: dict[str, list[float]] = field(default_factory=dict)
+    restart_s: dict[str, list[float]] = field(default_factory=dict)
+    failover_s: list[float] = field(default_factory=list)
+    start_s: dict[str, list[float]] = field(default_factory=dict)
     slow: list[str] = field(default_factory=list)
     prompts: int = 0
     executions: int = 0
@@ -96,13 +101,15 @@ class Round:
         )
         options = self._options()
         with _own_disk(self.data / "workspaces", wanted=any(fault.how == "disk" for fault in self.plan.faults)):
-            made = ChaosSet(options, nodes=self.plan.nodes, backend_environment=self._backend_environment)
-            async with made as services:
+            async with self._set(options) as services:
                 await self._guarded(services)
             if self.result.violations and self._keep is not None:
                 await asyncio.to_thread(self._copy, self._keep)
         self.result.seconds = time.monotonic() - began_s
         return self.result
+
+    def _set(self, options: SetOptions) -> ChaosSet:
+        return ChaosSet(options, nodes=self.plan.nodes, backend_environment=self._backend_environment)
 
     def _copy(self, keep: Path) -> None:
         """Before the workspaces' own disk goes."""
@@ -213,6 +220,7 @@ class Round:
     def _measure(self) -> None:
         """Kills by tier, re-attach samples, two writers: what was seen from outside."""
         self.result.kills = dict(self._done.kills)
+        self.result.restart_s = self._done.restart_s
         self.result.looks = self._watch.looks
         conflicts = self._watch.conflicts(self._conversations)
         self.result.violations += [judge.Fault(line, two_writers=1) for line in conflicts]
@@ -221,7 +229,12 @@ class Round:
             for got in self._readers[talk.plan.name]:
                 tiers = _NATS_TIERS if got.kind in ("nats", "durable") else _HTTP_TIERS
                 chain = Chain(tiers, talk.plan.workspace, got.receipts)
-                self._add(stream_samples(self._done.outages, chain))
+                samples = stream_samples(self._done.outages, chain)
+                if self.plan.nodes > 1:
+                    samples.pop("nats", None)  # its return says nothing: the others went on without it, or elect
+                    failover = failover_samples(self._done.outages, chain)
+                    self.result.failover_s.extend(round(sample, 3) for sample in failover)
+                self._add(samples)
                 self._note_slow(got, waits(self._done.outages, chain))
             self._measure_starts(talk)
 
@@ -249,9 +262,11 @@ class Round:
             tiers = _HTTP_TIERS | {"router", "agent"}
             due_s, began_s = max(outcome.sent_s, before_s), reader.begins[execution]
             sample = start_sample(self._done.outages, Chain(tiers, talk.plan.workspace), due_s, began_s)
-            if sample is not None and sample[0] in ("router", "agent"):
+            if sample is not None:
                 tier, seconds = sample
-                self._add({tier: [seconds]})
+                if tier in ("router", "agent"):
+                    self._add({tier: [seconds]})
+                self.result.start_s.setdefault(tier, []).append(round(seconds, 3))
                 if seconds > SLOW_S:
                     due, began = (f"{time_s - self._began_s:.1f}" for time_s in (due_s, began_s))
                     self.result.slow.append(

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from typing import Any
 
 from tether.client import Client
 from tether.client.items import CaughtUp, ExecutionItem, Item
@@ -49,6 +50,7 @@ class Live:
     signals: int = 0
     detached: bool = False
     last_outcome: str | None = None  # of the last response that was seen to end
+    last_error: dict[str, Any] | None = None  # and its error
     _interrupting: asyncio.Event = field(default_factory=asyncio.Event)
     _leave: asyncio.Event = field(default_factory=asyncio.Event)
     _execution_known: asyncio.Event = field(default_factory=asyncio.Event)
@@ -90,6 +92,7 @@ class Live:
                 self.tracker.take(item)
                 if isinstance(item, ExecutionItem) and item.type == RESPONSE_ENDED:
                     self.last_outcome = str(item.event.body.get("outcome"))
+                    self.last_error = item.event.body.get("error")
                 self.know()
                 approver.take(item)
                 if not self.stay and (self.tracker.ended or (isinstance(item, CaughtUp) and await self._idle())):

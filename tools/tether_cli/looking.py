@@ -213,7 +213,7 @@ class Looker:
         registered = [one async for _, one in bucket.records(Registration, f"{tenant}.*.*")]
         by_workspace = {one.workspace: one for one in registered}
         async for _, record in bucket.records(SandboxRecord, f"{tenant}.*"):
-            found.sandboxes.append(_sandbox(record, by_workspace.get(record.workspace)))
+            found.sandboxes.append(sandbox_of(record, by_workspace.get(record.workspace)))
         living = [one for each in registered for one in each.executions if one.state != "ended"]
         living.sort(key=lambda one: one.started_at)
         found.omitted = max(0, len(living) - EXECUTIONS_MAX)
@@ -280,7 +280,9 @@ def _is_missed(box: Sandbox) -> bool:
     return not box.connected and box.state in ("active", "draining")
 
 
-def _sandbox(record: SandboxRecord, registration: Registration | None) -> Sandbox:
+def sandbox_of(record: SandboxRecord, registration: Registration | None) -> Sandbox:
+    if record.state == "suspended":
+        registration = None  # left over, until it expires
     living = 0 if registration is None else sum(one.state != "ended" for one in registration.executions)
     connected = registration is not None and registration.sandbox == record.sandbox
     return Sandbox(record.workspace, record.sandbox, record.state, connected, living, record.starts)

@@ -194,6 +194,8 @@ class Renderer:
                 return [self._line(line) for line in lines]
             case ev.INTERACTION_RESOLVED:
                 return [self._line(f"  {body.get('outcome')}  [{one_line(body.get('interaction', ''))}]")]
+            case ev.SESSION_RECOVERED:
+                return [self._line(_recovered_line(body))]
             case ev.MODEL_REQUEST if body.get("state") in ("retrying", "failed"):
                 return [self._line(_model_line(body))]
             case ev.GAP:
@@ -273,6 +275,12 @@ def _error_text(error: Any) -> str:
 def _gap_line(first: int | None, last: int | None, reason: str, detail: str = "") -> str:
     which = "events" if first is None else f"event {first}" if first == last else f"events {first} to {last}"
     return f"[gap] {which} are not to be had: {reason}" + (f" ({one_line(detail)})" if detail else "")
+
+
+def _recovered_line(body: dict[str, Any]) -> str:
+    part = ", in part" if body.get("partial") else ""
+    lost = "its earlier session is lost; " if body.get("why") == "not_found" else ""
+    return f"[session] {lost}it is given the conversation's history ({body.get('rows', 0)} rows{part})"
 
 
 def _model_line(body: dict[str, Any]) -> str:

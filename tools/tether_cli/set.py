@@ -54,8 +54,19 @@ _TELEMETRY: Final = (
     *("TETHER_TRACES_ENDPOINT", "TETHER_TRACES_SAMPLE", "TETHER_TRACES_DELAY_MS", "TETHER_METRICS_LISTEN"),
 )
 _COLLECTOR_TELEMETRY: Final = ("TETHER_AGENT_COLLECTOR_METRICS_LISTEN",)
+# When sandboxes are suspended, and what of them is kept: the agent service's own.
+_SANDBOXES: Final = (
+    *("TETHER_AGENT_IDLE_S", "TETHER_AGENT_IDLE_WAITING", "TETHER_AGENT_DRAIN_GRACE_S"),
+    *("TETHER_AGENT_CHECKPOINT_STORE", "TETHER_AGENT_CHECKPOINT_INCLUDE"),
+    # Who runs them, and as what; with `docker` the agents file names commands inside a sandbox.
+    *("TETHER_AGENT_PROVIDER", "TETHER_DOCKER_IMAGE", "TETHER_DOCKER_PREFIX", "TETHER_DOCKER_NETWORK"),
+    *("TETHER_DOCKER_NATS_URL", "TETHER_DOCKER_AGENTS_DIR", "TETHER_DOCKER_CPUS", "TETHER_DOCKER_MEMORY_BYTES"),
+    *("TETHER_DOCKER_PIDS", "TETHER_DOCKER_TMP_BYTES"),
+)
+_PROVIDER_FOLDERS: Final = {"local": "sandboxes", "docker": "containers"}  # of the agent service's state
 # What else that shell decides; everything that is not named here the set decides itself.
 _FRONT: Final = ("TETHER_HTTP_HOSTS", "TETHER_HTTP_ORIGINS", "TETHER_WEBHOOKS_FILE")
+_ROUTER: Final = ("TETHER_ROUTER_HISTORY_FALLBACK",)
 _EVENTS_BYTES: Final = "TETHER_EVENTS_MAX_BYTES"
 _EVENTS_AGE: Final = "TETHER_EVENTS_MAX_AGE_S"
 # Not for the services: the command's own, the SDK's, the test agent's, and what tests arm.
@@ -66,6 +77,7 @@ _SERVICES: Final = {"router": "tether_router", "agent": "tether_agent", "backend
 @dataclass(frozen=True, slots=True)
 class SetOptions:
     """`data`: the data directory. `http_port` 0: a free one. `agents_file`: the user's own (see `agents_config`).
+    `idle_s`: sandboxes in which nothing runs are suspended after so long; None: as the shell says, else never.
     `back_off_max_s`: the longest pause before a child that crashes again and again is started anew. `test_environment`:
     variables `TETHER_TEST_…` for the services."""
 
@@ -77,13 +89,14 @@ class SetOptions:
     log: LogMode = "console"
     log_level: str = "info"
     ephemeral: bool = False
+    idle_s: float | None = None
     back_off_max_s: float = BACK_OFF_MAX_S
     test_environment: tuple[tuple[str, str], ...] = ()
 
 
 def unused_settings(environ: Mapping[str, str]) -> list[str]:
     """Variables `TETHER_…` of a shell that a set started from it does not take over."""
-    taken = {*_TELEMETRY, *_COLLECTOR_TELEMETRY, *_FRONT, _EVENTS_BYTES, _EVENTS_AGE}
+    taken = {*_TELEMETRY, *_COLLECTOR_TELEMETRY, *_SANDBOXES, *_FRONT, *_ROUTER, _EVENTS_BYTES, _EVENTS_AGE}
     return sorted(
         name
         for name in environ
@@ -279,7 +292,11 @@ class ServiceSet:
     def _own_settings(self, name: str, passwords: dict[str, Path]) -> dict[str, str]:
         match name:
             case "router":
-                return {_EVENTS_BYTES: str(self._retention.max_bytes), _EVENTS_AGE: str(self._retention.max_age_s)}
+                return {
+                    _EVENTS_BYTES: str(self._retention.max_bytes),
+                    _EVENTS_AGE: str(self._retention.max_age_s),
+                    **{key: os.environ[key] for key in _ROUTER if key in os.environ},
+                }
             case "agent":
                 return {
                     "TETHER_AGENT_STATE_DIR": str(self.paths.agent),
@@ -287,7 +304,8 @@ class ServiceSet:
                     "TETHER_AGENTS_FILE": str(self.paths.agents_file),
                     "TETHER_AGENT_COLLECTOR_USER": "collector",
                     "TETHER_AGENT_COLLECTOR_PASSWORD_FILE": str(passwords["collector"]),
-                    **{key: os.environ[key] for key in _COLLECTOR_TELEMETRY if key in os.environ},
+                    **{key: os.environ[key] for key in (*_COLLECTOR_TELEMETRY, *_SANDBOXES) if key in os.environ},
+                    **({} if self.options.idle_s is None else {"TETHER_AGENT_IDLE_S": str(self.options.idle_s)}),
                     # An ephemeral set leaves nothing behind, however it ends.
                     "TETHER_AGENT_STOP_SANDBOXES": "true" if self.options.ephemeral else "false",
                 }
@@ -375,11 +393,16 @@ def end_leftovers(paths: Paths) -> None:
 
 def stop_sandboxes_offline(paths: Paths) -> bool:
     """End what an agent service of this data directory left running, without a bus."""
-    if not (paths.agent / "sandboxes").is_dir():
-        return True
+    there = [name for name, folder in _PROVIDER_FOLDERS.items() if (paths.agent / folder).is_dir()]
+    ended = [_stop_offline(paths, provider) for provider in there]
+    return all(ended)
+
+
+def _stop_offline(paths: Paths, provider: str) -> bool:
     import subprocess
 
     env = inherited(os.environ, everything=False) | {
+        "TETHER_AGENT_PROVIDER": provider,
         "TETHER_AGENT_STATE_DIR": str(paths.agent),
         "TETHER_AGENT_WORKSPACES_DIR": str(paths.workspaces),
         "TETHER_LOG_LEVEL": "warning",

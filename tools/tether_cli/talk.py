@@ -39,6 +39,9 @@ _REMEDIES = {
     Code.NOT_FOUND: "`tether ps --all` lists what there is",
     Code.REQUEST_CONFLICT: "this id was used with other content: what it did stands; use another id for something new",
     Code.CURSOR_POSITION_CHANGED: "attach without --cursor",
+    Code.DRAINING: "`tether sandbox show` says how far it is; a message waits for it and wakes it again",
+    Code.CHECKPOINT_FAILED: "`tether sandbox show` says why; nothing was released",
+    Code.RESUME_FAILED: "`tether run --conversation ID --resume fresh` (or `history`) goes on in a new session",
 }
 
 

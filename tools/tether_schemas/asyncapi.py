@@ -10,7 +10,9 @@ import importlib.metadata
 from typing import Any, Final
 
 from tether import topology
-from tether_schemas.asyncapi_data import CHANNELS, MESSAGES, OPERATIONS, ROLES
+from tether_schemas import asyncapi_data as data
+from tether_schemas import asyncapi_sandboxes as sandboxes
+from tether_schemas.asyncapi_data import ROLES
 from tether_schemas.asyncapi_parts import (
     PARAMETERS,
     Channel,
@@ -21,6 +23,9 @@ from tether_schemas.asyncapi_parts import (
     stream_specs,
 )
 
+MESSAGES: Final = {**data.MESSAGES, **{message.name: message for message in sandboxes.MESSAGES}}
+CHANNELS: Final = (*data.CHANNELS, *sandboxes.CHANNELS)
+OPERATIONS: Final = (*data.OPERATIONS, *sandboxes.OPERATIONS)
 _DESCRIPTION: Final = (
     "What Tether's processes say to each other, and what anyone may read, on one NATS JetStream domain. Every decision "
     "lives in a stream or bucket; core request and reply carries only questions whose lost answer reads as `unknown`. "

@@ -225,13 +225,6 @@ MESSAGES: Final[dict[str, Message]] = {
             {"holder": "backend-5f0c7d1e2a3b", "token": 1201, "op": "6f1d"},
         ),
         Message(
-            "checkpointReference",
-            "Reserved: a checkpoint's manifest in the blob store; nothing writes it yet",
-            {"type": "object"},
-            _RECORD_HEADERS,
-            (_EXPECT,),
-        ),
-        Message(
             "batchNumber",
             "Number of the last batch that the database committed; a database behind it is an older copy",
             _object(["number", "op"], {"number": {"type": "integer", "minimum": 0}, "op": {"type": "string"}}),
@@ -376,10 +369,6 @@ CHANNELS: Final[tuple[Channel, ...]] = (
         "projectorLeases", subjects.LEASES,
         f"{subjects.projector_lease_key(p.TENANT, 0).removesuffix('.0')}.XSHARD.{p.DATABASE}",
         "Projector leases", "Which backend projects into a database.", "lease",
-    ),
-    _bucket(
-        "checkpoints", subjects.CHECKPOINTS, _OWNER_KEY, "Checkpoint references", "Reserved for drain and resume.",
-        "checkpointReference",
     ),
     _bucket(
         "sandboxes", subjects.SANDBOXES, subjects.sandbox_key(p.TENANT, p.WORKSPACE), "Sandboxes",

@@ -9,17 +9,28 @@ from pydantic import BaseModel
 
 from tether import events
 from tether.blobs import Manifest
+from tether.checkpoint import CheckpointManifest, CheckpointReference
 from tether.control import AnswerPayload, ControlReply, ControlRequest, InterjectPayload, StartCommand
 from tether.conversation_fold import ConversationState
 from tether.errors import Problem
 from tether.events import ConversationEvent
 from tether.fold import ExecutionState
 from tether.frames import Frame
+from tether.history import History, HistoryRequest
 from tether.owner import OwnerRecord
 from tether.prompt import ConversationRecord, Prompt, RequestRecord
-from tether.sandbox import Registration, SandboxRecord
+from tether.sandbox import DrainOrder, DrainReport, Registration, SandboxRecord
 from tether.snapshot import Snapshot
-from tether_agent.requests import SandboxesRequest, StopRequest, WorkspaceRequest
+from tether_agent.requests import (
+    DeleteRequest,
+    DrainRequest,
+    DrainStatusRequest,
+    ResumeRequest,
+    SandboxesRequest,
+    StopRequest,
+    SuspendRequest,
+    WorkspaceRequest,
+)
 from tether_backend.core.notices import Notification
 
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
@@ -47,6 +58,17 @@ MODELS: Final[dict[str, type[BaseModel]]] = {
     "agent-sandboxes-request": SandboxesRequest,
     "agent-workspace-request": WorkspaceRequest,
     "agent-stop-request": StopRequest,
+    "agent-drain-request": DrainRequest,
+    "agent-suspend-request": SuspendRequest,
+    "agent-delete-request": DeleteRequest,
+    "agent-drain-status-request": DrainStatusRequest,
+    "agent-resume-request": ResumeRequest,
+    "drain-order": DrainOrder,
+    "drain-report": DrainReport,
+    "checkpoint-manifest": CheckpointManifest,
+    "checkpoint-reference": CheckpointReference,
+    "history-request": HistoryRequest,
+    "history": History,
 }
 
 

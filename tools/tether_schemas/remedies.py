@@ -11,7 +11,8 @@ REMEDIES: Final[dict[Code, str]] = {
     "fails. A message keeps its `request_id`, a control its id: nothing happens twice.",
     Code.SESSION_STREAM_NOT_ACTIVE: "Nothing runs that could take this. Send the message with mode `auto`; "
     "`context.ended` says that the response is over.",
-    Code.SESSION_BUSY: "Wait for the response's end, or stop the execution; then send again.",
+    Code.SESSION_BUSY: "Wait for the response's end, or stop the execution; then send again. Of a suspend: "
+    "`context.executions` says who is active; `force` drains.",
     Code.REQUEST_CONFLICT: "The id was used for something else: draw a new one for a new request, or repeat the "
     "original bytes.",
     Code.REQUEST_SUPERSEDED: "Another request took over the conversation. Send a new request if it is still wanted.",
@@ -26,9 +27,11 @@ REMEDIES: Final[dict[Code, str]] = {
     Code.RETENTION_GAP: "The log no longer has it (`TETHER_EVENTS_MAX_AGE_S`, `…_MAX_BYTES`): use the snapshot that "
     "follows.",
     Code.CURSOR_POSITION_CHANGED: "The log was made anew or put back: take the snapshot that follows, and its cursor.",
-    Code.DRAINING: "The sandbox is being moved or suspended: send again after `retry_after_s`.",
+    Code.DRAINING: "The sandbox is being put to sleep: a message waits for it by itself; ask again after "
+    "`retry_after_s`, `GET …/drains/{drain_id}` says how far it is.",
     Code.CHECKPOINT_FAILED: "Compute was kept; the detail says what failed. Mend it (disk, quota) and drain again.",
-    Code.RESUME_FAILED: "The agent's own session is gone: go on with a fresh one, or with the history as context.",
+    Code.RESUME_FAILED: "The agent's own session is gone: send the same content as a new request with `resume` `fresh` "
+    "or `history` (`error.choices` says which).",
     Code.QUOTA_EXCEEDED: "Too much waits or is too large; come back after `retry_after_s` with less.",
     Code.UNAUTHENTICATED: "Send `Authorization: Bearer …` with a token of TETHER_HTTP_TOKENS_FILE.",
     Code.FORBIDDEN: "`fields` says what is not allowed: the Host (TETHER_HTTP_HOSTS) or the Origin "

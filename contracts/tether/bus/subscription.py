@@ -50,9 +50,22 @@ class LiveCopySubscription(_NatsSubscription[LiveMessage]):
     ) -> None:
         super().__init__(connection, subject, buffer_bytes_max)
         self._keep = keep
+        self._missed_epoch = None if connection.connected else connection.wire.epoch
+        self._attend = connection.on_lost(self._missed)
 
     def start(self) -> None:
         self._sid = self._wire.sub(self.subject, "", self._deliver, self.fail)
+
+    def _missed(self) -> None:
+        """Once for each connection that is lost: attempts to make another, which fail, lose nothing more."""
+        if self._wire.epoch != self._missed_epoch:
+            self._missed_epoch = self._wire.epoch
+            self.interrupt()
+
+    async def close(self) -> None:
+        if not self._closed:
+            self._attend()
+        await super().close()
 
     def _deliver(self, subject: bytes, reply: bytes, raw: bytes | None, data: bytes) -> None:
         if self._keep is None or self._keep(data):

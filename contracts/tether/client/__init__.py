@@ -14,6 +14,7 @@ from tether.client.types import (
     Response,
     ResponseFailedError,
     Submission,
+    resume_choices,
 )
 
 # A library writes nothing to its program's stdout: without a configuration of the program's own, what Tether logs goes
@@ -41,4 +42,5 @@ __all__ = [
     "ResponseFailedError",
     "SnapshotItem",
     "Submission",
+    "resume_choices",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from dataclasses import dataclass, field
 from typing import Final
@@ -12,10 +13,12 @@ from tether.limits import (
     RECONCILE_INTERVAL_MAX_S,
     RECONCILE_INTERVAL_S,
 )
+from tether.ports import Bus
 
 _QUICK_MIN_S: Final = 0.05
 _QUICK_MAX_S: Final = 2.0
 _GROWTH: Final = 1.25  # of the seldom ones
+_LOOK_S: Final = 0.2  # between looks whether the connection is back
 
 
 @dataclass(slots=True)
@@ -47,4 +50,13 @@ class Backoff:
 
 def of_connection() -> Backoff:
     """Of a reader whose server cannot be reached: someone waits before it, and an attempt costs one connection."""
-    return Backoff(seldom_s=_QUICK_MAX_S, seldom_max_s=CONNECTION_RETRY_MAX_S)
+    return Backoff(seldom_s=CONNECTION_RETRY_MAX_S, seldom_max_s=CONNECTION_RETRY_MAX_S)
+
+
+async def pause(bus: Bus, wait_s: float) -> None:
+    """Wait so many seconds; a connection of the bus that is made anew meanwhile ends it."""
+    loop = asyncio.get_running_loop()
+    until_s = loop.time() + wait_s
+    epoch = bus.epoch
+    while (left_s := until_s - loop.time()) > 0 and bus.epoch == epoch:  # noqa: ASYNC110 - the bus has no event
+        await asyncio.sleep(min(_LOOK_S, left_s))

@@ -20,10 +20,10 @@ from tether.api import (
     ExecutionList,
     ExecutionSnapshot,
     ExecutionView,
-    SandboxList,
 )
 from tether.client.backoff import Backoff
 from tether.client.items import CaughtUp, ExecutionItem, Item, SnapshotItem
+from tether.client.sandboxes import SandboxCalls
 from tether.client.tracking import ResponseTracker
 from tether.client.transport import FollowOptions, Transport
 from tether.client.types import (
@@ -42,7 +42,7 @@ from tether.fold import ExecutionState
 from tether.ids import check_token, new_id
 from tether.limits import ADMISSION_WAIT_S, CONTROL_LEASE_TTL_S
 from tether.ports import Bus
-from tether.prompt import AgentSpec, Mode, TextContent, invalid
+from tether.prompt import AgentSpec, Continuation, Mode, ResumeChoice, TextContent, invalid
 from tether.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ _log = structlog.get_logger("tether.client")
 Content = str | Sequence[str | TextContent]
 
 
-class Client:
+class Client(SandboxCalls):
     """Made by `http`, `nats`, `from_environment` or `from_state`; `async with` closes it.
 
     Calls raise `ProblemError`s: `error.problem.code` says what, `retryable` and `retry_after_s` whether to try again.
@@ -114,11 +114,17 @@ class Client:
         agent: AgentSpec | str = "claude",
         workspace: str | None = None,
         mode: Mode = "auto",
+        resume: ResumeChoice | None = None,
+        continuation: Continuation | None = None,
         request_id: str | None = None,
         patience_s: float = SUBMIT_PATIENCE_S,
     ) -> Submission:
         """Submit a prompt. In doubt (no answer, connection lost, 503) it is sent again with the same request id within
-        `patience_s`, so it is done once. `request_id`: a new one unless given; the same one asks again."""
+        `patience_s`, so it is done once. `request_id`: a new one unless given; the same one asks again.
+
+        `resume`: after RESUME_FAILED, `fresh` forgets the agent's session, `history` makes a new one from the
+        conversation's history. `continuation` "continue": a turn that a drain cuts goes on by itself after the resume.
+        """
         message = Message(
             conversation=check_token(conversation, "conversation"),
             request_id=check_token(request_id or new_id("req"), "request_id"),
@@ -126,6 +132,8 @@ class Client:
             agent=_agent(agent),
             workspace=None if workspace is None else check_token(workspace, "workspace"),
             mode=mode,
+            resume=resume,
+            continuation=continuation,
         )
         return await self._transport.submit(message, patience_s)
 
@@ -148,18 +156,23 @@ class Client:
         agent: AgentSpec | str = "claude",
         workspace: str | None = None,
         mode: Mode = "auto",
+        resume: ResumeChoice | None = None,
+        continuation: Continuation | None = None,
         request_id: str | None = None,
         on_interaction: OnInteraction | None = None,
         patience_s: float = SUBMIT_PATIENCE_S,
     ) -> Response:
         """Submit and follow until the response has ended. `on_interaction` answers approvals and questions; without it,
-        or where it gives None, they wait for somebody else. Raises ResponseFailedError where nothing was run."""
+        or where it gives None, they wait for somebody else. Raises ResponseFailedError where nothing was run.
+        `resume_choices` of the response (or the error) says with what `resume` the same may be asked again."""
         submission = await self.prompt(
             conversation,
             content,
             agent=agent,
             workspace=workspace,
             mode=mode,
+            resume=resume,
+            continuation=continuation,
             request_id=request_id,
             patience_s=patience_s,
         )
@@ -319,9 +332,6 @@ class Client:
         except ValidationError as error:
             raise invalid(error, "snapshot") from None
 
-    async def sandboxes(self) -> SandboxList:
-        return await self._transport.sandboxes()
-
 
 async def _with_lease(ask: Callable[[], Awaitable[ControlAnswer]]) -> ControlAnswer:
     """Asked again, as the same control, while another process holds the conversation's control lease: it lets go when
@@ -445,6 +455,8 @@ def _response(submission: Submission, tracker: ResponseTracker) -> Response:
             retryable=bool(error.get("retryable", False)),
             request_id=submission.request_id,
         )
+        if error.get("choices"):
+            what = what.model_copy(update={"context": {**what.context, "choices": list(error["choices"])}})
         raise ResponseFailedError(what)
     state = tracker.fold.freeze()
     return Response(

@@ -22,7 +22,7 @@ from typing import Final
 import structlog
 
 from tether import subjects, topology
-from tether.client.backoff import Backoff
+from tether.client.backoff import Backoff, of_connection, pause
 from tether.client.follow import SeenIds, Where
 from tether.client.items import CaughtUp, ConversationItem, ExecutionItem, GapItem, Item, PositionChanged
 from tether.cursor import WHOLE, Cursor, Standing, judge
@@ -74,7 +74,7 @@ class DurableFollower:
         self._patience_s = patience_s
         self._silence_s = silence_s
         self._in_flight_max = in_flight_max
-        self._backoff = backoff or Backoff()
+        self._backoff = backoff or of_connection()
         self._cursor = cursor  # given to the caller, now or (by its own word) before
         self._applied: dict[str, int] = {}
         self._ids = SeenIds()
@@ -100,7 +100,7 @@ class DurableFollower:
                 if self._patience_s is not None and loop.time() - failing_since_s >= self._patience_s:
                     what = problem(Code.RUNTIME_UNAVAILABLE, f"the message bus does not answer: {error.detail}")
                     raise ProblemError(what) from None
-                await asyncio.sleep(self._backoff.next_s())
+                await pause(self._bus, self._backoff.next_s())
             finally:
                 await session.aclose()
 

@@ -27,7 +27,7 @@ import structlog
 from tether import attach as at
 from tether import limits, subjects
 from tether.attach import Attach, AttachEffect, AttachInput
-from tether.client.backoff import Backoff
+from tether.client.backoff import Backoff, of_connection, pause
 from tether.client.items import CaughtUp, ConversationItem, ExecutionItem, GapItem, Item, PositionChanged, SnapshotItem
 from tether.cursor import Cursor
 from tether.errors import (
@@ -50,7 +50,6 @@ _log = structlog.get_logger("tether.client")
 BUFFER_BYTES_MAX: Final = 8 * limits.MIB  # live copies that wait while the caller is busy
 IDS_MAX: Final = 4096  # conversation events remembered by id
 VERIFY_AFTER: Final = 2000  # live copies without a silence, before the log is asked anyway
-_LOOK_S: Final = 0.2  # between looks whether the connection is back, while pausing
 
 # What the log no longer has, from whoever has it (`tether.snapshots`); None and Absent: nobody.
 SnapshotSource = Callable[[EventAddress], Awaitable[Snapshot | Absent | None]]
@@ -134,7 +133,7 @@ class Follower:
         self._patience_s = patience_s
         self._silence_s = silence_s
         self._buffer_bytes_max = buffer_bytes_max
-        self._backoff = backoff or Backoff()
+        self._backoff = backoff or of_connection()
         self._cursor = cursor  # what the caller has been given
         self._safe = cursor  # up to here the log itself was read: the next attach begins here
         self._applied: dict[str, int] = {}
@@ -172,12 +171,7 @@ class Follower:
             self._failing_since_s = loop.time()
         if self._patience_s is not None and loop.time() - self._failing_since_s >= self._patience_s:
             raise ProblemError(problem(Code.RUNTIME_UNAVAILABLE, f"the message bus does not answer: {error.detail}"))
-        until_s = loop.time() + self._backoff.next_s()
-        epoch = self._bus.epoch
-        while (left_s := until_s - loop.time()) > 0:
-            await asyncio.sleep(min(_LOOK_S, left_s))
-            if self._bus.epoch != epoch:
-                return
+        await pause(self._bus, self._backoff.next_s())
 
     # --- what the round tells ---
 

@@ -41,7 +41,15 @@ from tether.api import (
     ExecutionView,
     MessageAccepted,
     MessageRequest,
+)
+from tether.api_sandboxes import (
+    DeleteRequest,
+    DrainRequest,
+    DrainView,
+    Purpose,
+    ResumeView,
     SandboxList,
+    SandboxView,
 )
 from tether.client.backoff import of_connection
 from tether.client.items import Item
@@ -163,6 +171,8 @@ class HttpTransport:
             agent=message.agent,
             workspace=message.workspace,
             mode=message.mode,
+            resume=message.resume,
+            continuation=message.continuation,
         )
         path = f"/v1/conversations/{message.conversation}/messages"
         accepted = await self._ask(MessageAccepted, "POST", path, body=body, patience_s=patience_s)
@@ -217,6 +227,24 @@ class HttpTransport:
 
     async def sandboxes(self) -> SandboxList:
         return await self._ask(SandboxList, "GET", "/v1/sandboxes")
+
+    async def sandbox(self, workspace: str) -> SandboxView:
+        return await self._ask(SandboxView, "GET", f"/v1/sandboxes/{workspace}")
+
+    async def begin_drain(self, verb: Purpose, workspace: str, drain: str, request: DrainRequest) -> DrainView:
+        named = request.model_copy(update={"drain_id": drain})
+        path = f"/v1/sandboxes/{workspace}"
+        if not isinstance(named, DeleteRequest):
+            return await self._ask(DrainView, "POST", f"{path}/{verb}", body=named)
+        query = named.model_dump(mode="json", exclude_none=True)
+        query["checkpoint"] = "true" if named.checkpoint else "false"
+        return await self._ask(DrainView, "DELETE", path, query=query)
+
+    async def drain_status(self, workspace: str, drain: str) -> DrainView:
+        return await self._ask(DrainView, "GET", f"/v1/sandboxes/{workspace}/drains/{drain}")
+
+    async def resume(self, workspace: str) -> ResumeView:
+        return await self._ask(ResumeView, "POST", f"/v1/sandboxes/{workspace}/resume")
 
     # --- the event stream ---
 

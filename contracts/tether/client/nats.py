@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, TypeVar
 
 from pydantic import ValidationError
 
-from tether import subjects, tracing
+from tether import sandbox_asking, subjects, tracing
 from tether.api import (
     ControlAnswer,
     ConversationHistory,
@@ -22,10 +22,9 @@ from tether.api import (
     ExecutionList,
     ExecutionSnapshot,
     ExecutionView,
-    SandboxList,
-    SandboxView,
 )
-from tether.client.backoff import Backoff
+from tether.api_sandboxes import DrainRequest, DrainView, Purpose, ResumeView, SandboxList, SandboxView
+from tether.client.backoff import of_connection
 from tether.client.durable import DurableFollower
 from tether.client.follow import Follower, Where, decode_cursor
 from tether.client.items import Item
@@ -55,6 +54,7 @@ from tether.snapshots import Absence, Absent
 from tether.subjects import EventAddress
 from tether.submission import Admitted, Publish, Refuse, Wait, decide
 
+SANDBOX_PATIENCE_S: Final = 10.0  # how long an agent service that does not answer is asked again
 _QUEUE_FULL: Final = 10077
 _LOOK_MIN_S: Final = 0.005
 _LOOK_MAX_S: Final = 0.25
@@ -162,6 +162,8 @@ class NatsTransport:
                 content=message.content,
                 agent=message.agent,
                 mode=message.mode,
+                resume=message.resume,
+                continuation=message.continuation,
             )
         except ValidationError as error:
             raise invalid(error) from None
@@ -183,7 +185,7 @@ class NatsTransport:
         bus = await self._bus()
         subject = subjects.prompt(prompt.tenant, prompt.workspace, prompt.conversation)
         data = prompt.encode()
-        backoff = Backoff()
+        backoff = of_connection()
         while True:
             try:
                 await bus.publish(subject, data, msg_id=prompt.message_id, headers=tracing.outgoing())
@@ -417,8 +419,36 @@ class NatsTransport:
         return await _told(self._sandboxes())
 
     async def _sandboxes(self) -> SandboxList:
-        found = await (await self._records()).sandboxes()
-        return SandboxList(sandboxes=[SandboxView.of(record, registration) for record, registration in found])
+        return SandboxList(sandboxes=await sandbox_asking.list_sandboxes(await self._bus(), self.tenant))
+
+    async def sandbox(self, workspace: str) -> SandboxView:
+        return await self._of_sandbox(lambda bus: sandbox_asking.read_sandbox(bus, self.tenant, workspace))
+
+    async def begin_drain(self, verb: Purpose, workspace: str, drain: str, request: DrainRequest) -> DrainView:
+        return await self._of_sandbox(
+            lambda bus: sandbox_asking.begin_drain(bus, verb, self.tenant, workspace, drain, request)
+        )
+
+    async def drain_status(self, workspace: str, drain: str) -> DrainView:
+        return await self._of_sandbox(lambda bus: sandbox_asking.read_drain(bus, self.tenant, workspace, drain))
+
+    async def resume(self, workspace: str) -> ResumeView:
+        return await self._of_sandbox(lambda bus: sandbox_asking.resume(bus, self.tenant, workspace))
+
+    async def _of_sandbox(self, ask: Callable[[Bus], Awaitable[T]]) -> T:
+        """Asked again while no agent service answers, as over HTTP: the same id joins."""
+        bus = await _told(self._bus())
+        deadline_s = _now_s() + SANDBOX_PATIENCE_S
+        backoff = of_connection()
+        while True:
+            try:
+                return await _told(ask(bus))
+            except ProblemError as error:
+                what = error.problem
+                wait_s = backoff.next_s(what.retry_after_s)
+                if what.status != 503 or not what.retryable or _now_s() + wait_s > deadline_s:
+                    raise
+            await asyncio.sleep(wait_s)
 
 
 def _now_s() -> float:
@@ -431,7 +461,7 @@ def _deadline_s(patience_s: float | None) -> float:
 
 async def _patient(ask: Callable[[], Awaitable[T]], deadline_s: float) -> T:
     """A question again while the bus is away, until the deadline."""
-    backoff = Backoff()
+    backoff = of_connection()
     while True:
         try:
             return await ask()

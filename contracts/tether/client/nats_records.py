@@ -18,7 +18,6 @@ from tether.kv import Bucket
 from tether.owner import OwnerRecord
 from tether.ports import Bus
 from tether.prompt import ConversationRecord, RequestRecord
-from tether.sandbox import Registration, SandboxRecord
 from tether.snapshot import Snapshot, Watermark, take
 from tether.snapshots import Absence, Absent, Found, Snapshots, target_of
 from tether.subjects import EventAddress
@@ -101,16 +100,6 @@ class Records:
         record = await self.owner(address.workspace, address.conversation)
         target = None if record is None else record.target
         return target if target is not None and target.execution == address.execution else None
-
-    async def sandboxes(self) -> list[tuple[SandboxRecord, Registration | None]]:
-        records: dict[str, SandboxRecord] = {}
-        registered: dict[str, Registration] = {}
-        bucket = Bucket(self.bus, subjects.SANDBOXES)
-        async for entry, record in bucket.records(SandboxRecord, f"{self.tenant}.*"):
-            records[entry.key.split(".")[1]] = record
-        async for entry, registration in bucket.records(Registration, f"{self.tenant}.*.*"):
-            registered[entry.key.split(".")[1]] = registration
-        return [(record, registered.get(workspace)) for workspace, record in sorted(records.items())]
 
     # --- controls ---
 

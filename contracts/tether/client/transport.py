@@ -13,8 +13,8 @@ from tether.api import (
     ExecutionList,
     ExecutionSnapshot,
     ExecutionView,
-    SandboxList,
 )
+from tether.api_sandboxes import DrainRequest, DrainView, Purpose, ResumeView, SandboxList, SandboxView
 from tether.client.items import Item
 from tether.client.types import Answer, Message, Submission
 
@@ -58,5 +58,13 @@ class Transport(Protocol):
     async def snapshot(self, execution: str) -> ExecutionSnapshot: ...
 
     async def sandboxes(self) -> SandboxList: ...
+
+    async def sandbox(self, workspace: str) -> SandboxView: ...
+
+    async def begin_drain(self, verb: Purpose, workspace: str, drain: str, request: DrainRequest) -> DrainView: ...
+
+    async def drain_status(self, workspace: str, drain: str) -> DrainView: ...
+
+    async def resume(self, workspace: str) -> ResumeView: ...
 
     async def close(self) -> None: ...

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 from tether.api import InteractionView
-from tether.errors import ProblemError
+from tether.errors import Code, ProblemError
 from tether.events import InteractionRequested
 from tether.fold import ExecutionState, InteractionItem, UsageTotal
-from tether.prompt import AgentSpec, Mode, TextContent
+from tether.prompt import AgentSpec, Continuation, Mode, ResumeChoice, TextContent
 
 SUBMIT_PATIENCE_S: Final = 60.0  # how long a submission in doubt is sent again, always with the same request id
 
@@ -25,6 +25,8 @@ class Message:
     agent: AgentSpec
     workspace: str | None
     mode: Mode
+    resume: ResumeChoice | None = None
+    continuation: Continuation | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +148,25 @@ class Response:
     def items(self) -> list[Any]:
         return self.state.items
 
+    @property
+    def resume_choices(self) -> tuple[ResumeChoice, ...]:
+        """Where the agent's session could not be resumed, with what the same content may be sent again (`resume=`):
+        `fresh`, `history`. Empty for every other outcome."""
+        return resume_choices(self.error)
+
 
 class ResponseFailedError(ProblemError):
     """The request came to nothing before or instead of an execution."""
+
+    @property
+    def resume_choices(self) -> tuple[ResumeChoice, ...]:
+        """As `Response.resume_choices`."""
+        return resume_choices({"code": self.problem.code, **self.problem.context})
+
+
+def resume_choices(error: Mapping[str, Any] | None) -> tuple[ResumeChoice, ...]:
+    """What a response's `error` leaves to choose from; nothing unless it is RESUME_FAILED."""
+    if error is None or error.get("code") != Code.RESUME_FAILED:
+        return ()
+    told = error.get("choices") or get_args(ResumeChoice)
+    return tuple(choice for choice in get_args(ResumeChoice) if choice in told)

@@ -27,12 +27,15 @@ the claim would be, so exactly one of the two is there.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal, assert_never
+from typing import Final, Literal, assert_never
 
 from tether.control import ControlReply, StartCommand
 from tether.errors import Code, Problem, problem
 from tether.limits import NAK_DELAY_MAX_S, NAK_DELAY_MIN_S
 from tether.owner import OwnerRecord
+
+SOON_S: Final = 0.5  # a start that meets a drain: tried again so often until the sandbox can be woken
+RESTART_LOOK_S: Final = 1.0  # a collector that was killed is up again within about so long, however often it was asked
 
 Phase = Literal["log", "owner", "sandbox", "ask", "give_up", "tell", "over"]
 Result = Literal["receipt", "claimed", "stale", "gave_up"]
@@ -69,16 +72,18 @@ class OwnerSeen:
 
 @dataclass(frozen=True, slots=True)
 class SandboxReady:
-    """The collector is registered, the record bumped: its revision is the authority."""
+    """The collector is registered, the record bumped: its revision is the authority. `command` as it is forwarded."""
 
     revision: int
+    command: StartCommand
 
 
 @dataclass(frozen=True, slots=True)
 class NotNow:
-    """The bus or the sandbox: to be tried again."""
+    """The bus or the sandbox: to be tried again. `soon`: something ends that is not worth a long pause."""
 
     reason: str
+    soon: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +131,7 @@ class Ask:
     """Send `start` with this authority (the sandbox record's revision)."""
 
     revision: int
+    command: StartCommand
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,15 +178,15 @@ def step(drive: Drive, event: CommandInput) -> tuple[Drive, Effect]:
         case OwnerSeen():
             return _owner(drive, event)
         case SandboxReady():
-            return replace(drive, phase="ask"), Ask(event.revision)
+            return replace(drive, phase="ask"), Ask(event.revision, event.command)
         case SandboxImpossible():
             return _give_up(drive, event.failure)
         case NotNow():
-            return _later(drive, event.reason)
+            return _later(drive, event.reason, soon=event.soon)
         case Answered():
             return _answered(drive, event.reply)
         case Unanswered():
-            return _later(drive, "the collector did not answer")
+            return _later(drive, "the collector did not answer", at_most_s=RESTART_LOOK_S)
         case Told():
             return _settle(drive, "gave_up", drive.failure.detail if drive.failure else "")
         case _:
@@ -235,7 +241,8 @@ def _answered(drive: Drive, reply: ControlReply) -> tuple[Drive, Effect]:
         case "rejected":
             failure = reply.problem or problem(Code.INVALID, "the collector refused the start without a reason")
             if failure.retryable:
-                return _later(drive, f"{failure.code.value}: {failure.detail}")
+                soon = failure.code is Code.DRAINING
+                return _later(drive, f"{failure.code.value}: {failure.detail}", soon=soon)
             return _give_up(drive, failure)
         case _:
             assert_never(reply.status)
@@ -249,8 +256,11 @@ def _settle(drive: Drive, result: Result, detail: str = "") -> tuple[Drive, Effe
     return replace(drive, phase="over"), Settle(result, detail)
 
 
-def _later(drive: Drive, reason: str) -> tuple[Drive, Effect]:
-    return replace(drive, phase="over"), Later(back_off_s(drive.deliveries), reason)
+def _later(
+    drive: Drive, reason: str, *, soon: bool = False, at_most_s: float = NAK_DELAY_MAX_S
+) -> tuple[Drive, Effect]:
+    delay_s = SOON_S if soon else min(at_most_s, back_off_s(drive.deliveries))
+    return replace(drive, phase="over"), Later(delay_s, reason)
 
 
 def _unknown_failure() -> Problem:

@@ -23,7 +23,11 @@ class ProvisionError(Exception):
 
 
 class NotReadyError(Exception):
-    """No sandbox yet: try again later."""
+    """No sandbox yet: try again later. `soon`: it is only waited for that a drain ends."""
+
+    def __init__(self, reason: str, *, soon: bool = False) -> None:
+        super().__init__(reason)
+        self.soon = soon
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +43,8 @@ class Compute:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What a provider says about a sandbox. `alive`: its collector was seen just now."""
+    """What a provider says about a sandbox. `alive`: its collector was seen just now. `ended`: nothing of it runs any
+    more, since it was ended."""
 
     tenant: str
     workspace: str
@@ -47,6 +52,7 @@ class Status:
     boot: str
     alive: bool
     facts: Mapping[str, Any] = field(default_factory=dict)
+    ended: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +61,15 @@ class Stopped:
 
     tenant: str
     workspace: str
+    killed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """Nothing of a drained sandbox runs any more: `proof` says how that is known. `killed`: processes of it that were
+    left, and had to be killed."""
+
+    proof: str
     killed: int = 0
 
 
@@ -81,8 +96,19 @@ class Provider(Protocol):
         """Adopt what runs, and watch it while the context is open. Leaving it ends no sandbox."""
         ...
 
-    async def ensure(self, tenant: str, workspace: str) -> Compute:
-        """A collector is there and registered. Raises NotReadyError, ProvisionError."""
+    async def ensure(self, tenant: str, workspace: str, restore: str | None = None) -> Compute:
+        """A collector is there and registered. `restore`: the checkpoint that a sandbox that begins now goes on from,
+        which its collector brings back where the volume does not have it. Raises NotReadyError, ProvisionError."""
+        ...
+
+    async def release(self, tenant: str, workspace: str, boot: str) -> Gone | None:
+        """Make sure that nothing is left of this boot, which was drained; a later boot is left alone. None where this
+        provider does not know the sandbox. Idempotent. Raises NotReadyError where it cannot be proven yet."""
+        ...
+
+    async def manifest(self, tenant: str, workspace: str, checkpoint: str) -> bytes | None:
+        """The checkpoint's manifest as it lies on the workspace's volume; None where it does not, or the volume is
+        not to be reached from here."""
         ...
 
     async def stop(self, tenant: str, workspace: str) -> Stopped | None:

@@ -43,7 +43,13 @@ def collector_environment(
         "TETHER_AGENT_ENV_FILE": str(environment_file(settings.agent_state_dir, file)),
         "TETHER_FACTS": json.dumps(facts),
         "TETHER_RECOVERY": "true" if file.recovery else "false",
+        # Of a drain that nobody orders: SIGTERM by the machine.
+        "TETHER_COLLECTOR_DRAIN_GRACE_S": str(settings.agent_drain_grace_s),
+        "TETHER_COLLECTOR_CHECKPOINT_STORE": settings.agent_checkpoint_store,
+        "TETHER_COLLECTOR_CHECKPOINT_INCLUDE": settings.agent_checkpoint_include,
     }
+    if file.restore:
+        values["TETHER_COLLECTOR_RESTORE"] = file.restore
     values |= failpoints.inherited(os.environ)
     values |= _bus_credentials(settings, folder)
     return values | telemetry(settings)

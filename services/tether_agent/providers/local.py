@@ -7,6 +7,9 @@
            ▲                └── back ──▶ recovery ── all is told ──▶ stopped
            └── collector ended, service started
 
+A collector that was drained ends by itself and stays down (providers/drained.py); `release` then proves that nothing of
+it is left. Whoever replaces a collector, or only wants it to end, hands over by HAND_OVER: keepers and CLIs live on.
+
 A recovery collector starts nothing: it tells what an earlier boot of the machine, a stop that had to kill, or a volume
 that was away left untold, and ends.
 
@@ -22,7 +25,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import signal
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -32,7 +34,7 @@ from typing import Any, Final
 
 import structlog
 
-from tether import failpoints, ids, subjects, tracing
+from tether import failpoints, subjects, tracing
 from tether.errors import BusError, Code, problem
 from tether.kv import Bucket
 from tether.ports import Bus
@@ -44,31 +46,35 @@ from tether_agent.config import AgentSettings
 from tether_agent.core import lost
 from tether_agent.providers import (
     Compute,
+    Gone,
     NotReadyError,
     ProvisionError,
     Restarted,
     Status,
     Stopped,
     collector_process,
+    drained,
     executions,
     leftovers,
     procfs,
     sandbox_file,
+    state_dir,
 )
 from tether_agent.providers import lost as lost_executions
 from tether_agent.providers.collector_environment import collector_environment, environment_file
 from tether_agent.providers.collector_process import CollectorProcess
+from tether_agent.providers.hold import Hold
 from tether_agent.providers.sandbox_file import SandboxFile
 from tether_agent.providers.workspaces import Workspaces
 
 COLLECTOR: Final = (sys.executable, "-P", "-m", "tether_collector")
-LOCK_WAIT_S: Final = 10.0  # for an agent service that is just ending
-LOGS_LOOK_S: Final = 60.0
 RESTART_MIN_S: Final = 0.2
 REGISTRATION_READ_S: Final = 1.0  # of a collector that has ended: was it ready?
 RESTART_MAX_S: Final = 30.0
 STABLE_S: Final = 30.0  # a collector that lived so long starts the back-off afresh
-COLLECTOR_TERM_S: Final = 20.0  # its own shutdown budget fits in
+HAND_OVER: Final = signal.SIGHUP  # a collector leaves, its keepers and CLIs stay; SIGTERM would drain it
+COLLECTOR_END_S: Final = 20.0  # its own shutdown budget fits in
+DRAINED_END_S: Final = 10.0  # a drained collector ends by itself within
 EX_CONFIG: Final = 78  # of a collector that refuses its configuration: another start changes nothing
 EARLY_EXITS_MAX: Final = 5  # ends without ever registering, in a row, while the bus was there
 VOLUME_LOOK_S: Final = 2.0
@@ -118,6 +124,7 @@ class LocalProvider:
         self._command = command
         self._state_dir = settings.agent_state_dir
         self._sandboxes: dict[tuple[str, str], _Sandbox] = {}
+        self._hold = Hold()
         self._workspaces: Workspaces | None = None
         self._group: asyncio.TaskGroup | None = None
 
@@ -128,11 +135,11 @@ class LocalProvider:
         """Hold the state directory, adopt, watch. Raises RuntimeError where another agent service holds it.
         Without `restart` collectors that have died stay dead: for who comes only to stop."""
         self._state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with await self._hold():
+        with await state_dir.hold(self._state_dir):
             self._workspaces = Workspaces(self._settings.agent_workspaces_dir, self._state_dir)
             async with asyncio.TaskGroup() as group:
                 self._group = group
-                logs = group.create_task(self._bound_logs(), name="collector-logs")
+                logs = group.create_task(state_dir.bound_logs(self._state_dir), name="collector-logs")
                 try:
                     await self._adopt_all(restart)
                     yield
@@ -145,28 +152,6 @@ class LocalProvider:
         for sandbox in self._sandboxes.values():
             if sandbox.process is not None:
                 sandbox.process.close()
-
-    async def _bound_logs(self) -> None:
-        """The task that keeps collectors' logs within their bound, however long they run."""
-        while True:
-            for log in (self._state_dir / sandbox_file.FOLDER).glob("*/collector.log"):
-                await asyncio.to_thread(collector_process.bound, log)
-            await asyncio.sleep(LOGS_LOOK_S)
-
-    async def _hold(self) -> contextlib.AbstractContextManager[object]:
-        handle = (self._state_dir / "lock").open("a")
-        loop = asyncio.get_running_loop()
-        deadline_s = loop.time() + LOCK_WAIT_S
-        while True:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if loop.time() > deadline_s:
-                    handle.close()
-                    raise RuntimeError(f"another agent service holds {self._state_dir}") from None
-                await asyncio.sleep(_POLL_MAX_S)
-            else:
-                return contextlib.closing(handle)
 
     async def _adopt_all(self, restart: bool) -> None:
         for file in sandbox_file.read_all(self._state_dir):
@@ -183,6 +168,8 @@ class LocalProvider:
                     continue
                 if file.status == "lost" or not sandbox_file.volume_there(file):
                     self._await_volume(sandbox)
+                    continue
+                if await drained.is_over(self._bus, file):
                     continue
                 gone = file.status == "unfinished" or file.recovery or file.machine_boot != machine_boot()
                 try:
@@ -207,7 +194,7 @@ class LocalProvider:
 
     # --- the port ---
 
-    async def ensure(self, tenant: str, workspace: str) -> Compute:
+    async def ensure(self, tenant: str, workspace: str, restore: str | None = None) -> Compute:
         sandbox = self._sandbox(tenant, workspace)
         async with sandbox.lock:
             if sandbox.refused:
@@ -217,9 +204,10 @@ class LocalProvider:
                 if sandbox.alive:
                     await self._end_collector(sandbox)
             if not sandbox.alive:
+                self._hold.check()
                 self._check_volume(sandbox)
                 self._forget(sandbox)
-                self._start(sandbox)
+                self._start(sandbox, restore=restore)
             file = sandbox.file
         assert file is not None
         if file.recovery:
@@ -237,17 +225,48 @@ class LocalProvider:
                 if self._bus is not None and sandbox.alive:
                     await executions.stop_all(self._bus, file)
                 await self._end_collector(sandbox)
-            self._forget(sandbox)
-            killed = await leftovers.end(Path(file.directory) / ".tether")
-            # What had to be killed has not told its end: the next agent service starts a collector for it.
-            away = not sandbox_file.volume_there(file)
-            unfinished = killed > 0 or away or file.status == "unfinished"
-            self._note(sandbox, replace(file.with_process(None), status="unfinished" if unfinished else "stopped"))
-            self._environment_file(file).unlink(missing_ok=True)  # no key outlives its sandbox; a start writes it anew
-            if away and self._bus is not None:
-                self._await_volume(sandbox)
+            killed = await self._end_rest(sandbox, file)
         _log.info("sandbox_stopped", **self._named(sandbox), killed=killed)
         return Stopped(tenant, workspace, killed)
+
+    async def _end_rest(self, sandbox: _Sandbox, file: SandboxFile) -> int:
+        """Its collector has ended: nothing else of it stays. The lock is held. Returns how many had to be killed."""
+        self._forget(sandbox)
+        killed = await leftovers.end(Path(file.directory) / ".tether")
+        # What had to be killed has not told its end: the next agent service starts a collector for it.
+        away = not sandbox_file.volume_there(file)
+        unfinished = killed > 0 or away or file.status == "unfinished"
+        self._note(sandbox, replace(file.with_process(None), status="unfinished" if unfinished else "stopped"))
+        environment_file(self._state_dir, file).unlink(
+            missing_ok=True
+        )  # no key outlives its sandbox; a start writes it anew
+        if away and self._bus is not None:
+            self._await_volume(sandbox)
+        return killed
+
+    async def release(self, tenant: str, workspace: str, boot: str) -> Gone | None:
+        sandbox = self._sandboxes.get((tenant, workspace))
+        if sandbox is None or sandbox.file is None:
+            return None
+        async with sandbox.lock:
+            file, killed = sandbox.file, 0
+            if file.boot != boot:
+                return Gone(f"boot {boot} was followed by boot {file.boot}")
+            if file.status in ("starting", "running"):
+                if sandbox.alive and not await self._ends_by_itself(sandbox):
+                    await self._end_collector(sandbox)
+                killed = await self._end_rest(sandbox, file)
+            proof = await asyncio.to_thread(leftovers.proof_of_end, file, ())
+        if proof is None:
+            raise NotReadyError("something of the drained sandbox still lives")
+        _log.info("sandbox_released", **self._named(sandbox), killed=killed, proof=proof)
+        return Gone(proof, killed)
+
+    async def manifest(self, tenant: str, workspace: str, checkpoint: str) -> bytes | None:
+        sandbox = self._sandboxes.get((tenant, workspace))
+        if sandbox is None or sandbox.file is None:
+            return None
+        return await asyncio.to_thread(drained.read_manifest, Path(sandbox.file.directory), checkpoint)
 
     async def restart_collector(self, tenant: str, workspace: str) -> Restarted | None:
         sandbox = self._sandboxes.get((tenant, workspace))
@@ -271,11 +290,12 @@ class LocalProvider:
 
     async def stop_all(self) -> Sequence[Stopped]:
         """All of them at once, so that the whole takes as long as the slowest."""
-        async with asyncio.TaskGroup() as group:
-            tasks = [
-                group.create_task(self.stop(tenant, workspace), name=f"stop-{tenant}.{workspace}")
-                for tenant, workspace in list(self._sandboxes)
-            ]
+        with self._hold.stopping():
+            async with asyncio.TaskGroup() as group:
+                tasks = [
+                    group.create_task(self.stop(tenant, workspace), name=f"stop-{tenant}.{workspace}")
+                    for tenant, workspace in list(self._sandboxes)
+                ]
         return [stopped for stopped in (task.result() for task in tasks) if stopped is not None]
 
     def statuses(self) -> Sequence[Status]:
@@ -283,8 +303,8 @@ class LocalProvider:
         for sandbox in list(self._sandboxes.values()):  # a scrape asks from its own thread
             file = sandbox.file
             if file is not None:
-                facts = self._facts(file)
-                found.append(Status(file.tenant, file.workspace, file.sandbox, file.boot, sandbox.alive, facts))
+                facts, ended = self._facts(file), file.status in ("stopped", "lost")
+                found.append(Status(file.tenant, file.workspace, file.sandbox, file.boot, sandbox.alive, facts, ended))
         return found
 
     def assign(self, tenant: str, workspace: str, path: str) -> str:
@@ -295,17 +315,18 @@ class LocalProvider:
 
     # --- starting and watching ---
 
-    def _start(self, sandbox: _Sandbox, *, recovery: bool = False) -> None:
-        """Spawn a collector. The lock is held. Raises ProvisionError."""
+    def _start(self, sandbox: _Sandbox, *, recovery: bool = False, restore: str | None = None) -> None:
+        """Spawn a collector; `restore` counts where a boot begins. The lock is held. Raises ProvisionError."""
         assert self._workspaces is not None, "the provider does not run"
         directory = self._workspaces.directory(sandbox.tenant, sandbox.workspace)
-        self._note(sandbox, replace(self._next_file(sandbox, directory), recovery=recovery))
+        named = (sandbox.tenant, sandbox.workspace, str(directory))
+        self._note(sandbox, replace(sandbox_file.following(sandbox.file, *named, restore=restore), recovery=recovery))
         file = sandbox.file
         assert file is not None
         folder = sandbox_file.folder_of(self._state_dir, sandbox.tenant, sandbox.workspace)
         try:
             keys = Environment({}, {}, {}) if recovery else self._environment
-            write_environment(self._environment_file(file), keys)
+            write_environment(environment_file(self._state_dir, file), keys)
             environment = collector_environment(self._settings, self._agents, file, self._facts(file))
             process = collector_process.spawn(self._command, environment, folder / "collector.log")
             failpoints.failpoint("agent.sandbox.spawned")
@@ -318,23 +339,6 @@ class LocalProvider:
         _log.info("collector_started", **self._named(sandbox), collector=process.identity.pid)
         metrics.collector_starts.inc()
         self._watch(sandbox)
-
-    def _next_file(self, sandbox: _Sandbox, directory: Path) -> SandboxFile:
-        """What is written down before the spawn: the boot id of what may still live, else a new one."""
-        file, machine = sandbox.file, machine_boot()
-        used = file is not None and file.used and file.status not in ("stopped", "lost")
-        if file is not None and file.machine_boot == machine and file.status in ("starting", "running"):
-            return replace(file.with_process(None), status="starting")
-        return SandboxFile(
-            tenant=sandbox.tenant,
-            workspace=sandbox.workspace,
-            sandbox=ids.sandbox_id(sandbox.tenant, sandbox.workspace),
-            boot=ids.new_id("boot"),
-            machine_boot=machine,
-            directory=str(directory),
-            status="starting",
-            used=used,
-        )
 
     def _check_volume(self, sandbox: _Sandbox) -> None:
         """Raises NotReadyError where the sandbox's volume is away: nothing is started over it before what it ran has
@@ -418,11 +422,7 @@ class LocalProvider:
         metrics.collector_ends.inc()
         file = sandbox.file
         assert file is not None
-        if file.recovery and code == 0:
-            async with sandbox.lock:
-                if sandbox.watcher is asyncio.current_task():
-                    _log.info("sandbox_told", **self._named(sandbox))
-                    self._note(sandbox, replace(file.with_process(None), status="stopped", recovery=False))
+        if await self._stays_down(sandbox, file, code):
             return
         if code == EX_CONFIG:
             sandbox.refused = "the collector refuses its configuration"
@@ -443,6 +443,25 @@ class LocalProvider:
                     _log.error("sandbox_not_restarted", **self._named(sandbox), reason=error.problem.detail)
                 else:
                     return
+
+    async def _stays_down(self, sandbox: _Sandbox, file: SandboxFile, code: int | None) -> bool:
+        """Its collector ended because it was done: a recovery that told everything, or a drain."""
+        if file.recovery and code == 0:
+            async with sandbox.lock:
+                if sandbox.watcher is asyncio.current_task():
+                    _log.info("sandbox_told", **self._named(sandbox))
+                    self._note(sandbox, replace(file.with_process(None), status="stopped", recovery=False))
+            return True
+        if await drained.is_over(self._bus, file):
+            return True  # who drains it, or deletes it, asks for the rest
+        if code != 0 or not await drained.drained_itself(self._bus, file):
+            return False
+        async with sandbox.lock:
+            if sandbox.watcher is asyncio.current_task():
+                sandbox.watcher = None  # this task: it is not to be cancelled by what it begins
+                killed = await self._end_rest(sandbox, file)
+                _log.info("sandbox_drained_itself", **self._named(sandbox), killed=killed)
+        return True
 
     async def _had_registered(self, sandbox: _Sandbox) -> bool:
         """Whether the collector that ended was ready: its registration is another one than that of its predecessor."""
@@ -501,21 +520,39 @@ class LocalProvider:
                 self._note(sandbox, replace(current, used=True))
 
     def _check_hope(self, sandbox: _Sandbox) -> None:
+        """Raises ProvisionError, or NotReadyError where another start may end otherwise."""
         if not sandbox.refused and sandbox.early_exits < EARLY_EXITS_MAX:
             return
         log = sandbox_file.folder_of(self._state_dir, sandbox.tenant, sandbox.workspace) / "collector.log"
         reason = sandbox.refused or f"the collector ended {sandbox.early_exits} times before it was ready"
         _log.error("sandbox_impossible", **self._named(sandbox), reason=reason, tail=collector_process.tail_of(log))
+        file = sandbox.file
+        failure = None if file is None else drained.restore_failure(Path(file.directory), file.boot)
+        if failure is not None and failure.retryable:
+            raise NotReadyError(failure.detail)
         detail = f"{reason}; its log is {log}"
-        raise ProvisionError(problem(Code.RUNTIME_UNAVAILABLE, detail, retryable=False))
+        raise ProvisionError(failure or problem(Code.RUNTIME_UNAVAILABLE, detail, retryable=False))
+
+    async def _ends_by_itself(self, sandbox: _Sandbox) -> bool:
+        """Whether a drained collector has ended within DRAINED_END_S."""
+        process = sandbox.process
+        assert process is not None
+        self._cancel_watcher(sandbox)  # there is one waiter at a time, and no restart
+        try:
+            async with asyncio.timeout(DRAINED_END_S):
+                await process.wait()
+        except TimeoutError:
+            _log.warning("drained_collector_stays", collector=process.identity.pid)
+            return False
+        return True
 
     async def _end_collector(self, sandbox: _Sandbox) -> None:
         process = sandbox.process
         assert process is not None
         self._cancel_watcher(sandbox)  # there is one waiter at a time, and no restart
-        process.signal(signal.SIGTERM)
+        process.signal(HAND_OVER)
         try:
-            async with asyncio.timeout(COLLECTOR_TERM_S):
+            async with asyncio.timeout(COLLECTOR_END_S):
                 await process.wait()
         except TimeoutError:
             _log.warning("collector_killed", collector=process.identity.pid)
@@ -550,9 +587,6 @@ class LocalProvider:
     @staticmethod
     def _named(sandbox: _Sandbox) -> dict[str, str]:
         return {"tenant": sandbox.tenant, "workspace": sandbox.workspace}
-
-    def _environment_file(self, file: SandboxFile) -> Path:
-        return environment_file(self._state_dir, file)
 
     def _facts(self, file: SandboxFile) -> Mapping[str, Any]:
         """What identifies the sandbox, and where its agents' keys came from. Without pids: those change with every

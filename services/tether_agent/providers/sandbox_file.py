@@ -17,7 +17,8 @@ from typing import Any, Final, Literal
 
 import structlog
 
-from tether.processes import ProcessId
+from tether import ids
+from tether.processes import ProcessId, machine_boot
 from tether.service import write_whole
 
 Status = Literal["starting", "running", "stopped", "unfinished", "lost"]
@@ -30,7 +31,8 @@ _log = structlog.get_logger("tether_agent")
 @dataclass(frozen=True, slots=True)
 class SandboxFile:
     """`machine_boot`: the boot of the machine in which `boot` was drawn; after a reboot nothing of it lives. `used`: a
-    collector was ready, so its journal lies in the directory. `recovery`: the process only tells what was left."""
+    collector was ready, so its journal lies in the directory. `recovery`: the process only tells what was left.
+    `restore`: the checkpoint that this boot goes on from, empty for none."""
 
     tenant: str
     workspace: str
@@ -43,6 +45,7 @@ class SandboxFile:
     start_ticks: int = 0
     used: bool = False
     recovery: bool = False
+    restore: str = ""
 
     @property
     def process(self) -> ProcessId | None:
@@ -53,6 +56,27 @@ class SandboxFile:
         if identity is None:
             return replace(self, pid=0, start_ticks=0)
         return replace(self, pid=identity.pid, start_ticks=identity.start_ticks, status="running")
+
+
+def following(
+    file: SandboxFile | None, tenant: str, workspace: str, directory: str, *, restore: str | None
+) -> SandboxFile:
+    """What is written down before a collector is spawned: the boot id of what may still live, else a new one, which
+    goes on from the checkpoint `restore`."""
+    machine = machine_boot()
+    if file is not None and file.machine_boot == machine and file.status in ("starting", "running"):
+        return replace(file.with_process(None), status="starting")
+    return SandboxFile(
+        tenant=tenant,
+        workspace=workspace,
+        sandbox=ids.sandbox_id(tenant, workspace),
+        boot=ids.new_id("boot"),
+        machine_boot=machine,
+        directory=directory,
+        status="starting",
+        used=file is not None and file.used and file.status not in ("stopped", "lost"),
+        restore=restore or "",
+    )
 
 
 def volume_there(file: SandboxFile) -> bool:

@@ -85,6 +85,11 @@ class Workspaces:
         self._mapped = changed
         return directory
 
+    def mapped(self, tenant: str, workspace: str) -> Path | None:
+        """The directory that its user named, or None. Raises ProvisionError where it cannot be used."""
+        named = f"{tenant}.{workspace}" in self._mapped
+        return self.directory(tenant, workspace) if named else None
+
     def directory(self, tenant: str, workspace: str) -> Path:
         """The workspace's directory, made if it is one of ours. Raises ProvisionError."""
         mapped = self._mapped.get(f"{tenant}.{workspace}")

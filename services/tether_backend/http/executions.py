@@ -1,4 +1,4 @@
-"""Executions, controls and sandboxes."""
+"""Executions and controls."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ from tether.api import (
     ExecutionSnapshot,
     ExecutionView,
     ItemList,
-    SandboxList,
-    SandboxView,
 )
 from tether.cursor import Cursor
 from tether.errors import Code, ProblemError, problem
@@ -234,9 +232,3 @@ async def look_up(
     if isinstance(target, Settled):
         return answer_of(settled(target, "", control), named)
     return answer_of(await ask_receipt(deps, target, control), named)
-
-
-@router.get("/v1/sandboxes", response_model=SandboxList)
-async def list_sandboxes(who: Who, deps: With) -> Any:
-    found = await deps.runtime.sandboxes(who.tenant)
-    return SandboxList(sandboxes=[SandboxView.of(record, registration) for record, registration in found])

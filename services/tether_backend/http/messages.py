@@ -84,6 +84,8 @@ async def _prompt(runtime: Runtime, tenant: str, author: str, conversation: str,
             agent=body.agent,
             mode=body.mode,
             author=author,
+            resume=body.resume,
+            continuation=body.continuation,
         )
     except ValidationError as error:
         raise invalid(error) from None

@@ -35,8 +35,6 @@ from tether.api import (
     MessageAccepted,
     MessageView,
     ResponseView,
-    SandboxList,
-    SandboxView,
     StreamEnd,
     StreamEvent,
     StreamLive,
@@ -208,22 +206,6 @@ SNAPSHOT: Final = ExecutionSnapshot(
         )
     ),
     cursor=cursor(207),
-)
-SANDBOXES: Final = SandboxList(
-    sandboxes=[
-        SandboxView(
-            workspace=WORKSPACE,
-            sandbox=SANDBOX,
-            state="active",
-            provider="local",
-            connected=True,
-            boot=TARGET.boot,
-            capabilities=["executionSnapshotAttach"],
-            agents=["claude", "scripted"],
-            version="0.1.0",
-            updated_at=AT,
-        )
-    ]
 )
 ACCEPTED: Final = MessageAccepted(
     request_id=REQUEST, status="admitted", response_id=RESPONSE, execution_id=EXECUTION, cursor=cursor(200)

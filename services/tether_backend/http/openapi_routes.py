@@ -34,7 +34,6 @@ from tether.api import (
     ItemList,
     MessageAccepted,
     MessageRequest,
-    SandboxList,
     StreamEnd,
     StreamEvent,
     StreamLive,
@@ -61,6 +60,7 @@ from tether.limits import (
 from tether_backend.http import openapi_examples as ex
 from tether_backend.http import openapi_refusals as no
 from tether_backend.http.openapi import Answer, Body, Parameter, Route
+from tether_backend.http.openapi_sandboxes import SANDBOX_ROUTES
 from tether_backend.http.openapi_webhooks import WEBHOOK_ROUTES
 
 _A_TOKEN: Final = "must be 1 to 64 of the characters A-Z a-z 0-9 _ -"
@@ -191,6 +191,11 @@ CONVERSATION_ROUTES: Final[Mapping[str, Route]] = {
                     "request_id": "req-2",
                     "content": [{"type": "text", "text": "and the roses"}],
                     "mode": "interject",
+                },
+                "after RESUME_FAILED": {
+                    "request_id": "req-5",
+                    "content": [{"type": "text", "text": "look after the garden"}],
+                    "resume": "history",
                 },
             },
         ),
@@ -445,14 +450,6 @@ EXECUTION_ROUTES: Final[Mapping[str, Route]] = {
             "execution": Parameter("Its execution: needed where the log does not have the control yet.", ex.EXECUTION),
         },
     ),
-    "GET /v1/sandboxes": Route(
-        "Sandboxes",
-        "listSandboxes",
-        "List sandboxes",
-        "Each with its life-cycle record and, where its collector is registered, what that says.",
-        {200: Answer("All of them", SandboxList, {"one": ex.json_of(ex.SANDBOXES)})},
-        (*no.EDGE, no.NO_BUS),
-    ),
 }
 
 OPERATION_ROUTES: Final[Mapping[str, Route]] = {
@@ -527,7 +524,14 @@ PAGE_ROUTES: Final[Mapping[str, Route]] = {
 
 def routes() -> Mapping[str, Route]:
     """By method and path."""
-    return {**CONVERSATION_ROUTES, **EXECUTION_ROUTES, **OPERATION_ROUTES, **WEBHOOK_ROUTES, **PAGE_ROUTES}
+    return {
+        **CONVERSATION_ROUTES,
+        **EXECUTION_ROUTES,
+        **SANDBOX_ROUTES,
+        **OPERATION_ROUTES,
+        **WEBHOOK_ROUTES,
+        **PAGE_ROUTES,
+    }
 
 
 ABOUT: Final[Mapping[str, Any]] = {
@@ -549,7 +553,7 @@ ABOUT: Final[Mapping[str, Any]] = {
         {"name": "Conversations", "description": "Messages in, history and events out, answers to what waits"},
         {"name": "Executions", "description": "Runs of a CLI"},
         {"name": "Controls", "description": "Interrupt, stop, and what became of it"},
-        {"name": "Sandboxes", "description": "Where executions run"},
+        {"name": "Sandboxes", "description": "Where executions run: drain, suspend and resume them"},
         {"name": "Page", "description": "The web page and its files"},
         {"name": "Operations", "description": "Probes, metrics, this document"},
     ],

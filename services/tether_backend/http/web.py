@@ -31,7 +31,8 @@ INDEX: Final = "index.html"
 FILES: Final = frozenset(
     {
         *("app.js", "asks.js", "composer.js", "conversation.js", "dom.js", "fold.js", "items.js", "lists.js"),
-        *("markdown.js", "model.js", "response.js", "tether.js", "tether-wire.js", "style.css", "favicon.svg"),
+        *("markdown.js", "model.js", "response.js", "sandboxes.js", "tether.js", "tether-wire.js"),
+        *("style.css", "favicon.svg"),
     }
 )
 PATHS: Final = frozenset({"/", *(f"/static/{name}" for name in FILES)})

@@ -9,7 +9,8 @@
 
 import { ConversationView } from "/static/conversation.js";
 import { Announcer, TOKEN, explain, h, setText } from "/static/dom.js";
-import { ConversationList, executionsView, sandboxesView } from "/static/lists.js";
+import { ConversationList, executionsView } from "/static/lists.js";
+import { sandboxesView } from "/static/sandboxes.js";
 import { TetherClient } from "/static/tether.js";
 
 const TOKEN_KEY = "tether.token";

@@ -6,12 +6,17 @@
 
 import { receiptWords } from "/static/asks.js";
 import { Composer } from "/static/composer.js";
-import { explain, facts, freshId, h, oneLine, plain, readJson, remedyOf, setText, time, words } from "/static/dom.js";
+import { confirm, explain, facts, h, oneLine, plain, randomId, readJson, remedyOf, resumeChoices, setText, time, words } from "/static/dom.js";
+import { Poll } from "/static/lists.js";
 import { Conversation } from "/static/model.js";
-import { ResponseView, SHOWN_MOST } from "/static/response.js";
+import { ResponseView, SHOWN_MOST, drawChoices } from "/static/response.js";
 
 const NEAR_END = 60; // pixels: the reader counts as being at the end
 const EARLIER = 200; // items of one request
+const SLEEP = {
+  suspended: "Its sandbox sleeps; a message wakes it.", resuming: "Its sandbox wakes.",
+  draining: "Its sandbox is being put to sleep; a message wakes it again.",
+};
 const BASE_PAGES = 20; // of 1000 items, where an execution's beginning has to be fetched
 
 export class ConversationView {
@@ -36,9 +41,12 @@ export class ConversationView {
       onProblem: (problem) => this.change(() => this.problem(problem)),
       onState: (state, detail) => this.connection(state, detail),
     });
+    this.sandbox = null;
+    this.poll = new Poll(() => this.loadSandbox(), () => {}); // what fails here is told by the stream, too
   }
 
   close() {
+    this.poll.close();
     this.sub.close();
     cancelAnimationFrame(this.frame);
     this.observer.disconnect();
@@ -47,6 +55,7 @@ export class ConversationView {
   build() {
     this.title = h("h1", { tabIndex: -1 }, this.id);
     this.detail = h("p", { class: "sub" });
+    this.sleep = h("p", { class: "sub", role: "status" });
     this.older = h("button", { type: "button", class: "quiet", hidden: true, onclick: () => this.loadOlder() }, "Show earlier messages");
     this.list = h("div", { class: "entries" });
     this.waitingList = h("div", { class: "entries outbox" });
@@ -57,7 +66,7 @@ export class ConversationView {
     this.bar = this.buildBar();
     this.composer = new Composer(this);
     this.node = h("div", { class: "conversation" },
-      h("header", { class: "head" }, h("a", { class: "back", href: "#/" }, "← All"), this.title, this.detail),
+      h("header", { class: "head" }, h("a", { class: "back", href: "#/" }, "← All"), this.title, this.detail, this.sleep),
       this.log, h("div", { class: "foot" }, this.below, h("div", { class: "inner" }, this.bar.node, this.composer.node)));
     this.observer = new ResizeObserver(() => this.atEnd && this.toEnd());
     this.observer.observe(this.log);
@@ -81,6 +90,7 @@ export class ConversationView {
   event(event) {
     this.change(() => this.model.applyEvent(event));
     if (!event.replay && this.isLive) this.announce(event);
+    if (["execution.ended", "response.created"].includes(event.type)) this.poll.changed();
     if (["interaction.requested", "interaction.resolved", "response.ended", "execution.ended", "response.created"].includes(event.type)) this.app.changed();
   }
 
@@ -100,6 +110,20 @@ export class ConversationView {
       this.frame = null;
       this.draw();
     });
+  }
+
+  /** Whether its sandbox sleeps: looked for while nothing runs here. Reading wakes nothing. */
+  async loadSandbox() {
+    const { workspace, active } = this.model;
+    let state = null;
+    if (workspace && active === null) {
+      try {
+        ({ state } = await this.app.client.sandbox(workspace));
+      } catch (error) {
+        if (error.status !== 404) throw error;
+      }
+    }
+    setText(this.sleep, SLEEP[state] ?? "");
   }
 
   async fetchBase(run) {
@@ -183,10 +207,27 @@ export class ConversationView {
       return new ResponseView(entry, this.model.run(entry.execution), {
         client: this.app.client, conversation: this.id, earlier: (run) => this.earlier(run),
         keepPlace: (work) => this.keepPlace(work), leave: (node) => this.focusAfter(node),
+        isNewest: (one) => this.isNewest(one), resend: (one, choice) => this.resend(one, choice),
       });
     }
-    const makers = { message: messageNode, failure: failureNode, notice: noticeNode };
+    if (entry.type === "failure") return new FailureView(entry, this);
+    const makers = { message: messageNode, notice: noticeNode };
     return { node: makers[entry.type](entry), entry };
+  }
+
+  /** Whether nothing was said after what this entry answers. */
+  isNewest({ request }) {
+    return this.model.outbox.size === 0 && this.model.entries.findLast((one) => one.type === "message")?.request === request;
+  }
+
+  /** The content of a request whose session was lost, as a new request that says what becomes of the session. */
+  resend({ request, agent }, resume) {
+    const message = this.model.byKey.get(`message/${request}`);
+    if (message === undefined) return;
+    const content = message.content.map((part) => part.text ?? "").join("\n\n");
+    const named = agent ?? this.model.entries.findLast((one) => one.type === "response" && one.agent)?.agent;
+    this.send({ requestId: randomId("req"), content, parts: message.content, agent: named, mode: "auto", resume });
+    this.composer.text.focus();
   }
 
   drawHead() {
@@ -273,8 +314,8 @@ export class ConversationView {
     this.atEnd = true;
     let told;
     try {
-      const { content, agent, workspace, mode } = message;
-      const { status } = await this.app.client.send(this.id, { content, requestId, agent, workspace, mode });
+      const { content, parts, agent, workspace, mode, resume } = message;
+      const { status } = await this.app.client.send(this.id, { content: parts ?? content, requestId, agent, workspace, mode, resume });
       told = status === "pending"
         ? { state: "pending", words: "Accepted and kept. It waits for its turn." }
         : { state: "accepted", words: status === "interjected" ? "Handed to the running response." : "Accepted." };
@@ -367,17 +408,11 @@ export class ConversationView {
   }
 
   confirmStop() {
-    const title = freshId("stop");
-    const close = () => dialog.close();
-    const yes = h("button", { type: "button", class: "danger", onclick: () => (close(), this.control("stop")) }, "Stop it");
-    const no = h("button", { type: "button", onclick: close }, "Let it run");
-    const dialog = h("dialog", { "aria-labelledby": title },
-      h("h2", { id: title }, "Stop the agent?"),
-      h("p", {}, "Its process and everything that it started are ended. What it has done stays; what it is doing is cut off. Interrupt ends only its turn."),
-      h("div", { class: "row" }, no, yes));
-    dialog.addEventListener("close", () => dialog.remove());
-    document.body.append(dialog);
-    dialog.showModal();
+    confirm({
+      title: "Stop the agent?",
+      text: "Its process and everything that it started are ended. What it has done stays; what it is doing is cut off. Interrupt ends only its turn.",
+      yes: "Stop it", no: "Let it run", act: () => this.control("stop"),
+    });
   }
 }
 
@@ -391,9 +426,23 @@ function messageNode(entry) {
     h("div", { class: "body", dir: "auto" }, words(texts.join("\n\n"))));
 }
 
-function failureNode({ code, detail, retryable }) {
-  const next = remedyOf(code) || (retryable ? "Send the message again." : "");
-  return h("article", { class: "notice end" }, h("strong", {}, "This message came to nothing. "), `${oneLine(code, 80)}: ${oneLine(detail, 600)} `, next);
+/** A request that came to nothing before or instead of an execution. */
+class FailureView {
+  constructor(entry, view) {
+    const { code, detail, retryable } = entry;
+    const next = remedyOf(code) || (retryable ? "Send the message again." : "");
+    this.entry = entry;
+    this.view = view;
+    this.choices = h("div", { class: "row" });
+    this.node = h("article", { class: "notice end" }, h("strong", {}, "This message came to nothing. "), `${oneLine(code, 80)}: ${oneLine(detail, 600)} `, next, this.choices);
+    this.updateHead();
+  }
+
+  updateHead() {
+    const choices = this.view.isNewest(this.entry) ? resumeChoices(this.entry) : [];
+    drawChoices(this.choices, choices, (choice, text) =>
+      h("button", { type: "button", onclick: () => this.view.resend(this.entry, choice) }, text));
+  }
 }
 
 function noticeNode({ kind, body, error, at }) {

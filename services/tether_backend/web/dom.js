@@ -119,6 +119,18 @@ export class Announcer {
   }
 }
 
+/** Ask before something that cannot be taken back; `act` is called where the answer is yes. */
+export function confirm({ title, text, yes, no, act }) {
+  const id = freshId("confirm");
+  const close = () => dialog.close();
+  const agree = h("button", { type: "button", class: "danger", onclick: () => (close(), act()) }, yes);
+  const leave = h("button", { type: "button", onclick: close }, no);
+  const dialog = h("dialog", { "aria-labelledby": id }, h("h2", { id }, title), h("p", {}, text), h("div", { class: "row" }, leave, agree));
+  dialog.addEventListener("close", () => dialog.remove());
+  document.body.append(dialog);
+  dialog.showModal();
+}
+
 /** What `error` says, and what to do: `[what, remedy]`. Any error, of the API or of the network. */
 export function explain(error) {
   const code = error?.code ?? error?.problem?.code;
@@ -142,9 +154,9 @@ const REMEDIES = {
   EXECUTION_DURABILITY_GAP: "A part was never stored. What is shown is all that there is; look at the workspace for its effects.",
   RETENTION_GAP: "A part is no longer kept. What is shown is all that there is.",
   CURSOR_POSITION_CHANGED: "The log was made anew or put back. The state was read again.",
-  DRAINING: "The sandbox is shutting down. Send the message again in a moment.",
+  DRAINING: "The sandbox is being put to sleep. Try again in a moment.",
   CHECKPOINT_FAILED: "The session could not be saved. Try again; look at the service's log if it happens again.",
-  RESUME_FAILED: "The earlier session cannot be continued. The next message starts a fresh one.",
+  RESUME_FAILED: "The agent's earlier session cannot be continued. Send the same message again in a fresh session, or in one that is given the history.",
   QUOTA_EXCEEDED: "Too much is waiting. Wait for what runs, then try again.",
   UNAUTHENTICATED: "Sign in with a valid token.",
   FORBIDDEN: "This token does not allow it.",
@@ -153,6 +165,14 @@ const REMEDIES = {
 };
 
 export const remedyOf = (code) => (Object.hasOwn(REMEDIES, code) ? REMEDIES[code] : "");
+
+const RESUMES = new Map([["fresh", "Send it again in a fresh session"], ["history", "Send it again with the history"]]);
+
+/** Where the agent's session could not be resumed: `[[choice, what its button says], …]`; else nothing. */
+export function resumeChoices(error) {
+  if (error?.code !== "RESUME_FAILED") return [];
+  return [...RESUMES].filter(([choice]) => !Array.isArray(error.choices) || error.choices.includes(choice));
+}
 
 /** What the tab keeps under a key; `otherwise` where there is nothing or it cannot be read. */
 export function readJson(key, otherwise) {

@@ -53,7 +53,8 @@ function typed(body, shape) {
 }
 
 const BLOB = { digest: STRING, bytes: INTEGER, kind: or(oneOf("artifact", "checkpoint"), "artifact") };
-const ERROR = { code: STRING, detail: or(STRING, "") };
+const CHOICES = rule((value) => Array.isArray(value) && value.every((one) => one === "fresh" || one === "history"));
+const ERROR = { code: STRING, detail: or(STRING, ""), choices: some(CHOICES) };
 const PROOF = { method: oneOf(...PROOFS), at: INTEGER, detail: some(STRING) };
 const QUESTION = {
   id: STRING, question: STRING, header: some(STRING), options: or(OBJECTS, []), multiple: or(BOOLEAN, false),

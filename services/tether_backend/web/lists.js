@@ -1,4 +1,4 @@
-/* Lists: conversations, executions, sandboxes. Asked anew every few seconds while somebody looks; what is open stays open. */
+/* Lists: conversations, executions (sandboxes are a list of this kind, too). Asked anew every few seconds while somebody looks; what is open stays open. */
 
 import { TOKEN, explain, facts, h, oneLine, plain, randomId, setText, time } from "/static/dom.js";
 
@@ -173,10 +173,10 @@ class Row {
   }
 }
 
-// --- executions and sandboxes ---
+// --- tables ---
 
-class TableView {
-  /** `title`, `load(page) → {rows, next}`, `cardOf(row) → {key, summary, facts}`. */
+export class TableView {
+  /** `title`, `load(page) → {rows, next}`, `cardOf(row) → {key, head, list}`: what is folded is made by `list()`. */
   constructor(app, { title, hint, load, cardOf }) {
     this.app = app;
     this.load = load;
@@ -216,13 +216,16 @@ class TableView {
 
   draw(rows) {
     const nodes = rows.map((row) => {
-      const { key, head, list } = this.cardOf(row);
+      const { key, head, list: make } = this.cardOf(row);
       const signature = JSON.stringify(row);
       const known = this.cards.get(key);
       if (known?.signature === signature) return known.node;
       const node = known?.node ?? h("details", { class: "card" }, h("summary"), h("div", { class: "body" }));
+      const list = make();
+      const focused = node.contains(document.activeElement) ? document.activeElement : null;
       node.firstChild.replaceChildren(...head);
       node.lastChild.replaceChildren(list);
+      if (focused && node.contains(focused)) focused.focus({ preventScroll: true }); // what is kept was put in anew
       if (!known && list.more) node.addEventListener("toggle", () => node.open && this.cards.get(key).more?.(node.lastChild));
       this.cards.set(key, { node, signature, more: list.more });
       if (node.open) list.more?.(node.lastChild);
@@ -235,14 +238,17 @@ class TableView {
   }
 }
 
-const conversationLink = (id) => h("a", { href: `#/c/${encodeURIComponent(id)}` }, id);
-const stateNode = (state, text = state) => h("span", { class: "state", dataset: { state } }, text);
+export const conversationLink = (id) => h("a", { href: `#/c/${encodeURIComponent(id)}` }, id);
+export const stateNode = (state, text = state) => h("span", { class: "state", dataset: { state } }, text);
 
 export function executionsView(app) {
   const cardOf = (row) => {
     const state = row.outcome ?? (row.pending_interactions ? "waiting" : row.state);
-    const list = h("div", {}, executionFacts(row));
-    list.more = (into) => moreFacts(app.client, row, into);
+    const list = () => {
+      const made = h("div", {}, executionFacts(row));
+      made.more = (into) => moreFacts(app.client, row, into);
+      return made;
+    };
     return {
       key: row.execution, list,
       head: [h("span", { class: "id" }, row.execution), stateNode(state, row.outcome?.replaceAll("_", " ") ?? (row.pending_interactions ? "waiting for you" : row.state)),
@@ -297,27 +303,4 @@ async function snapshotOf(client, execution) {
   const value = await answer.json();
   if (!answer.ok) throw value;
   return value;
-}
-
-export function sandboxesView(app) {
-  const cardOf = (row) => ({
-    key: `${row.workspace}/${row.sandbox}`,
-    head: [h("span", { class: "id" }, row.workspace), stateNode(row.connected ? row.state : "lost", row.connected ? row.state : `${row.state}, not connected`),
-      h("span", { class: "meta" }, plain(row.provider), " ", time(row.updated_at))],
-    list: h("div", {}, facts([
-      ["sandbox", row.sandbox], ["workspace", row.workspace], ["state", row.state], ["provider", row.provider],
-      ["collector", row.connected ? "connected" : "not connected: nothing is known of what runs in it"],
-      ["boot", row.boot], ["version", row.version], ["capabilities", row.capabilities?.join(", ")], ["agents", row.agents?.join(", ")],
-      ["changed", row.updated_at && time(row.updated_at)],
-    ]), ...(row.executions ?? []).map((one) => h("section", { class: "block" }, h("h3", {}, "Runs ", h("span", { class: "id" }, one.target?.execution ?? "?")), facts([
-      ["conversation", one.target?.conversation && conversationLink(one.target.conversation)], ["state", one.state],
-      ["generation", one.target?.execution_generation], ["process generation", one.target?.process_generation],
-      ["native session", one.target?.native_session], ["waiting for you", one.pending_interactions || null], ["last event", one.last_ordinal],
-      ["started", one.started_at && time(one.started_at)],
-    ]))), row.executions_omitted ? h("p", { class: "note" }, `${row.executions_omitted} more are not listed.`) : null),
-  });
-  return new TableView(app, {
-    title: "Sandboxes", hint: "Where agents run, one per workspace.", cardOf,
-    load: async () => ({ rows: (await app.client.sandboxes()).sandboxes, next: null }),
-  });
 }

@@ -1,7 +1,7 @@
 /* A response: its head, its items in order, how it ended. Only what changed is drawn; of a long one only the end. */
 
 import { AskView } from "/static/asks.js";
-import { count, duration, explain, h, money, oneLine, plain, remedyOf, setText, time } from "/static/dom.js";
+import { count, duration, explain, h, money, oneLine, plain, remedyOf, resumeChoices, setText, time } from "/static/dom.js";
 import { viewOf } from "/static/items.js";
 
 const SHOWN_FIRST = 150; // items of one response that are drawn at first
@@ -23,7 +23,7 @@ const PHASES = {
   starting: "starting", running: "running", waiting: "waiting for you", exiting: "finishing", ended: "ended",
 };
 
-/** `ctx`: `earlier(run)`, `leave(node)`, `client`, `conversation`. */
+/** `ctx`: `earlier(run)`, `leave(node)`, `client`, `conversation`, `isNewest(entry)`, `resend(entry, choice)`. */
 export class ResponseView {
   constructor(entry, run, ctx) {
     this.ctx = ctx;
@@ -38,10 +38,11 @@ export class ResponseView {
     this.asks = h("div");
     this.items = h("div", { class: "items" });
     this.notes = h("div", { class: "notes" });
+    this.choices = h("div", { class: "row" });
     this.node = h(
       "article", { class: "response" },
       h("header", {}, this.name, this.state, h("span", { class: "when" }, time(entry.at)), this.usage),
-      this.earlier, this.asks, this.items, this.notes,
+      this.earlier, this.asks, this.items, this.notes, this.choices,
     );
     this.rebuild(SHOWN_FIRST);
     this.updateHead();
@@ -174,10 +175,18 @@ export class ResponseView {
     this.updateNotes(outcome);
   }
 
+  /** Only of the newest request: what was said after it has chosen already. */
+  updateChoices(error) {
+    const choices = this.ctx.isNewest(this.entry) ? resumeChoices(error) : [];
+    drawChoices(this.choices, choices, (choice, text) =>
+      h("button", { type: "button", onclick: () => this.ctx.resend(this.entry, choice) }, text));
+  }
+
   updateNotes(outcome) {
     const { head } = this.run.fold;
     const lines = [];
     const error = this.entry.error ?? head.error;
+    this.updateChoices(outcome === null ? null : error);
     if (outcome !== null && outcome !== "completed") {
       const [name, remedy] = OUTCOMES[outcome] ?? [outcome, ""];
       const says = error && (error.detail || ![outcome, name].includes(error.code.toLowerCase())); // more than the outcome itself
@@ -201,6 +210,14 @@ export class ResponseView {
     this.signature = signature;
     this.notes.replaceChildren(...lines.map(([kind, text, next]) => h("p", { class: `notice ${kind}` }, text, next && ` ${next}`)));
   }
+}
+
+/** Draw the buttons anew where which of them there are has changed. `make(choice, text)` makes one. */
+export function drawChoices(node, choices, make) {
+  const names = choices.map(([choice]) => choice).join(" ");
+  if ((node.dataset.choices ?? "") === names) return;
+  node.dataset.choices = names;
+  node.replaceChildren(...choices.map(([choice, text]) => make(choice, text)));
 }
 
 function modelWords({ state, attempt, attempts_max: most, delay_ms: delay, http_status: status, detail }) {

@@ -142,14 +142,17 @@ export class TetherClient {
   /** A user's message. Repeated under the same `requestId` (made here unless given) it is still one message.
    * @param {string} conversation
    * @param {{content: string | {type: "text", text: string}[], requestId?: string, agent?: string | object,
-   *   workspace?: string, mode?: string, patienceMs?: number}} message */
-  send(conversation, { content, requestId, agent, workspace, mode, patienceMs = SEND_PATIENCE_MS }) {
+   *   workspace?: string, mode?: string, resume?: "fresh" | "history", continuation?: "wait" | "continue",
+   *   patienceMs?: number}} message  `resume`: what becomes of the agent's session after RESUME_FAILED */
+  send(conversation, { content, requestId, agent, workspace, mode, resume, continuation, patienceMs = SEND_PATIENCE_MS }) {
     const body = given({
       request_id: requestId ?? newId("req"),
       content: typeof content === "string" ? [{ type: "text", text: content }] : content,
       agent: typeof agent === "string" ? { kind: agent } : agent,
       workspace,
       mode,
+      resume,
+      continuation,
     });
     return this.#ask("POST", `/v1/conversations/${encodeURIComponent(conversation)}/messages`, { body, patienceMs });
   }
@@ -196,6 +199,40 @@ export class TetherClient {
     return this.#ask("GET", "/v1/sandboxes");
   }
 
+  sandbox(workspace) {
+    return this.#ask("GET", `/v1/sandboxes/${encodeURIComponent(workspace)}`);
+  }
+
+  /** Begin or join a drain. `state` "running": ask `drainStatus` under the `drain` of the answer until it is over.
+   * @param {{drainId?: string, graceS?: number, reason?: string, store?: string, include?: string}} [options] */
+  drain(workspace, options = {}) {
+    return this.#drains(workspace, "/drain", drainBody(options));
+  }
+
+  /** A drain of a sandbox in which nothing runs or waits, unless `force`. */
+  suspend(workspace, { force, ...options } = {}) {
+    return this.#drains(workspace, "/suspend", { ...drainBody(options), ...given({ force }) });
+  }
+
+  /** Drained first. `checkpoint` false: nothing of it is kept. */
+  deleteSandbox(workspace, { checkpoint, ...options } = {}) {
+    const path = `/v1/sandboxes/${encodeURIComponent(workspace)}`;
+    return this.#ask("DELETE", path, { query: { ...drainBody(options), ...given({ checkpoint }) } });
+  }
+
+  #drains(workspace, verb, body) {
+    return this.#ask("POST", `/v1/sandboxes/${encodeURIComponent(workspace)}${verb}`, { body });
+  }
+
+  drainStatus(workspace, drainId) {
+    return this.#ask("GET", `/v1/sandboxes/${encodeURIComponent(workspace)}/drains/${encodeURIComponent(drainId)}`);
+  }
+
+  /** Wake a suspended sandbox; a message does so by itself. */
+  resume(workspace) {
+    return this.#ask("POST", `/v1/sandboxes/${encodeURIComponent(workspace)}/resume`);
+  }
+
   /** A short-lived permit to open this conversation's streams, for what cannot send headers (EventSource, WebSocket).
    * @returns {Promise<{ticket: string, expires_at: number}>} */
   ticket(conversation) {
@@ -207,6 +244,11 @@ export class TetherClient {
   follow(conversation, options = {}) {
     return new Subscription(this, conversation, options);
   }
+}
+
+/** With an id in any case: a request in doubt is repeated, and joins. */
+function drainBody({ drainId, graceS, reason, store, include }) {
+  return given({ drain_id: drainId ?? newId("drn"), grace_s: graceS, reason, store, include });
 }
 
 /** What the reader has, by identity. */

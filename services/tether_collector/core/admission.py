@@ -4,7 +4,9 @@ between: of two answers in the same millisecond both are admitted, and the secon
     target     another tenant, workspace or conversation → TARGET_UNKNOWN; another generation → TARGET_STALE
     answer     never asked → TARGET_UNKNOWN; answered or closed before → INTERACTION_SETTLED (names the winner)
     interject  the agent cannot → CAPABILITY_MISSING
-    all        the response is over, or being stopped → SESSION_STREAM_NOT_ACTIVE{ended}; a stop is always taken
+    all        between two processes of the execution → RUNTIME_UNAVAILABLE, to be asked again
+               the response is over, or being stopped → SESSION_STREAM_NOT_ACTIVE{ended}; a stop is always taken,
+               as is the drain of the sandbox
 """
 
 from __future__ import annotations
@@ -46,6 +48,7 @@ class Now:
     stopping: bool
     stdin_closed: bool
     ended: bool
+    between_processes: bool = False
 
 
 def check_target(current: ExecutionTarget, target: ExecutionTarget | None, verb: str) -> Rejection | None:
@@ -73,7 +76,7 @@ def judge(now: Now, verb: str, payload: Mapping[str, Any]) -> Rejection | None:
                 return _active(now)
             case "interrupt":
                 return _active(now)
-            case "stop":
+            case "stop" | "drain":
                 return _not_active("the execution has ended", ended=True) if now.ended else None
             case _:
                 return Rejection(problem(Code.CAPABILITY_MISSING, f"an execution takes no {verb[:64]}"))
@@ -107,6 +110,9 @@ def _answer(now: Now, answer: AnswerPayload) -> Rejection | None:
 def _active(now: Now) -> Rejection | None:
     if now.response_over:
         return _not_active("the response has ended", ended=True)
+    if now.between_processes:
+        detail = "the agent's session could not be resumed; its next process is being prepared"
+        return Rejection(problem(Code.RUNTIME_UNAVAILABLE, detail, retryable=True))
     if now.process_gone:
         return _not_active("the process has ended", ended=False)
     if now.stopping:

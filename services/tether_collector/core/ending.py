@@ -42,6 +42,11 @@ class Ending:
         if self.stage == "open":
             self.stage, self.since_ms = "closing", at
 
+    def hurry(self, at: int) -> None:
+        """Nothing that the process may still do is wanted: it is told to go at once."""
+        if self.stage in ("open", "closing"):
+            self.stage, self.since_ms = "terminating", at
+
     def timer(self, name: str, at: int) -> None:
         """A deadline passed; one of an earlier stage changes nothing."""
         if name == WATCHDOG and self.stage == "closing":

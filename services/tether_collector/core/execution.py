@@ -13,6 +13,11 @@
                                                                                     ▼
                                                            receipts, execution.ended{outcome, proof}   (the fence)
 
+A process that had to leave before anything of it was shown may be followed by another one (fallback.py).
+
+A drain of the sandbox (stop.py: leaving) cuts what is not over: response.ended{drained}, and with the proof the end is
+held until `Note(released)` says what became of the checkpoint.
+
 Everything that changes it is an `Input`, recorded in the spool before: the same inputs make the same events with the
 same ordinals, wherever the machine was dumped and loaded in between. It has no clock; deadlines are `wants()`, which
 are level-triggered: a shell that was restarted replays the spool and looks again.
@@ -26,62 +31,41 @@ body, so that a dump is complete, and numbers its own events from 2. `response.e
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, get_args
 
 from tether import events as ev
 from tether.control import AnswerPayload, InterjectPayload
-from tether.errors import Code, InvalidError
+from tether.errors import Code
 from tether.events import Event, GapReason, Proof
 from tether.frames import Position
 from tether.ids import ExecutionTarget
 from tether.limits import FIRST_EVENT_S, WATCHDOG_AFTER_TERMINAL_S
+from tether_collector.core import fallback as fb
 from tether_collector.core import inputs as i
-from tether_collector.core import replies
-from tether_collector.core.adapters import adapter_for
+from tether_collector.core import replies, verdict
 from tether_collector.core.adapters import base as b
 from tether_collector.core.admission import Now, Rejection, answer_of, check_target, judge
 from tether_collector.core.ending import Ending
-from tether_collector.core.facts import Facts, Status
-from tether_collector.core.interactions import Interaction, Interactions
-from tether_collector.core.noise import Noise
-from tether_collector.core.receipts import Control, Receipts
+from tether_collector.core.execution_state import ExecutionBase
+from tether_collector.core.facts import Facts
 from tether_collector.core.stop import Stop
+from tether_collector.core.verdict import AGENT_START_FAILED
 
-STATE_VERSION: Final = 1
-DELTA_CHARS_MAX: Final = 16 * 1024  # a delta has no blob; escaped six-fold this still fits a frame
 SETTLE_MS: Final = 2000  # how long a turn that background work owes is waited for
 TAKE_UP_MS: Final = int(WATCHDOG_AFTER_TERMINAL_S * 1000)  # and one for a queued interjection: a CLI may hang
 FIRST_EVENT: Final = "first_event"
 SETTLE: Final = "settle"
-AGENT_START_FAILED: Final = "AGENT_START_FAILED"
 _PROOFS: Final = (b.PromptSeen, b.InterruptSeen, b.AnswerSeen)
-_SIGNAL_CODES: Final = frozenset({129, 130, 137, 143})  # a shell's way to say "killed by a signal"
 _PROOF_METHODS: Final = frozenset(get_args(Proof.model_fields["method"].annotation))
-_OF_A_TURN: Final = frozenset({ev.TEXT_DELTA, ev.REASONING_DELTA, ev.TOOL_STARTED, ev.INTERACTION_REQUESTED})
 _GAP_REASONS: Final = frozenset(get_args(GapReason))
 
 
-class Execution:
-    """See the module. `adapter` is stateless; `adapter_state` belongs to it."""
+class Execution(ExecutionBase):
+    """See the module."""
 
     def __init__(self, launch: b.Launch, adapter: b.Adapter, target: ExecutionTarget, claim: Mapping[str, Any]) -> None:
-        self.launch = launch
-        self.adapter = adapter
-        self.claim = dict(claim)
-        self._target = target
-        self._opening = list(adapter.opening(launch))
-        self._adapter_state = adapter.initial(launch)
-        self._facts = Facts(adapter_version=str(claim.get("adapter_version") or adapter.version))
-        self._ending = Ending()
-        self._stop = Stop()
-        self._receipts = Receipts()
-        self._interactions = Interactions()
-        self._noise = Noise()
-        self._out: list[tuple[Event, Position]] = []
-        self._at = 0
+        super().__init__(launch, adapter, target, claim)
         self._handlers: dict[type[Any], Callable[[Any], None]] = {
             i.OutputLine: self._on_line,
             i.StdinLine: self._on_stdin_line,
@@ -93,121 +77,12 @@ class Execution:
             i.Note: self._on_note,
         }
 
-    # --- making, saving, loading ---------------------------------------------------------------------------------
-
-    @classmethod
-    def start(
-        cls, launch: b.Launch, adapter: b.Adapter, target: ExecutionTarget, claim: Mapping[str, Any]
-    ) -> Execution:
-        """`claim`: the body of `execution.started`, which the shell appended as ordinal 1."""
-        return cls(launch, adapter, target, claim)
-
-    def dump(self) -> bytes:
-        """The whole state; `load` of it goes on exactly as this would."""
-        state = {
-            "v": STATE_VERSION,
-            "adapter": self.adapter.name,
-            "launch": {**asdict(self.launch), "content": list(self.launch.content), "args": list(self.launch.args)},
-            "target": self._target.model_dump(mode="json"),
-            "claim": self.claim,
-            "adapter_state": self._adapter_state,
-            "facts": asdict(self._facts),
-            "ending": asdict(self._ending),
-            "stop": asdict(self._stop),
-            "receipts": self._receipts.dump(),
-            "interactions": self._interactions.dump(),
-            "noise": self._noise.dump(),
-        }
-        return json.dumps(state, separators=(",", ":")).encode()
-
-    @classmethod
-    def load(cls, data: bytes) -> Execution:
-        """Raises `InvalidError` for a state of another version or an unknown adapter. The adapter's own state may be
-        of an earlier version of it: then it migrates it, where it has to (`base.Migrates`)."""
-        state = json.loads(data)
-        if state.get("v") != STATE_VERSION:
-            raise InvalidError("state.v", f"must be {STATE_VERSION}, got {state.get('v')!r}")
-        self = cls(
-            b.Launch(**state["launch"]),
-            adapter_for(state["adapter"]),
-            ExecutionTarget.model_validate(state["target"]),
-            state["claim"],
-        )
-        self._facts = Facts(**state["facts"])
-        self._adapter_state = b.migrated(self.adapter, state["adapter_state"], self._facts.adapter_version)
-        self._ending = Ending(**state["ending"])
-        self._stop = Stop(**state["stop"])
-        self._receipts = Receipts(state["receipts"])
-        self._interactions = Interactions(state["interactions"])
-        self._noise = Noise.load(state["noise"])
-        return self
-
-    # --- what a shell asks -----------------------------------------------------------------------------------------
-
-    @property
-    def ended(self) -> bool:
-        """`execution.ended` was made: nothing follows."""
-        return self._facts.ended
-
-    @property
-    def response_outcome(self) -> str | None:
-        """Of `response.ended`, once it was made."""
-        return self._facts.outcome
-
-    @property
-    def adapter_version(self) -> str:
-        """The one that the spool names for what follows."""
-        return self._facts.adapter_version
-
-    @property
-    def last_record(self) -> int:
-        """The last record that was applied; `apply` ignores it and those before."""
-        return self._facts.last_record
-
-    @property
-    def next_ordinal(self) -> int:
-        return self._facts.ordinal + 1
-
-    @property
-    def target(self) -> ExecutionTarget:
-        """With the native session, once it is known."""
-        if self._facts.native_session is None:
-            return self._target
-        return self._target.model_copy(update={"native_session": self._facts.native_session})
-
-    def pending(self) -> list[Interaction]:
-        """Interactions that are not resolved; `control` is set where an answer is on its way."""
-        return list(self._interactions.pending.values())
-
-    def receipt(self, control: str) -> Control | None:
-        """What became of a control, or None for one that was never noted."""
-        return self._receipts.get(control)
-
-    def status(self) -> Status:
-        facts = self._facts
-        state: Literal["starting", "running", "waiting", "exiting", "ended"] = "running"
-        if facts.ended:
-            state = "ended"
-        elif facts.outcome is not None or not self._ending.alive:
-            state = "exiting"
-        elif any(entry.control is None for entry in self._interactions.pending.values()):
-            state = "waiting"
-        elif not facts.first_line_seen:
-            state = "starting"
-        return Status(
-            state,
-            facts.native_session,
-            facts.resumable,
-            len(self._interactions.pending),
-            facts.outcome,
-            self.next_ordinal,
-            facts.last_record,
-        )
+    # --- what a shell does ---------------------------------------------------------------------------------------
 
     def wants(self) -> list[i.Want]:
         """Everything that should be done now, in order; empty once the proof is in."""
         facts = self._facts
-        if facts.ended:
+        if facts.ended or self._fallback.stage == "wanted":
             return []
         wants: list[i.Want] = []
         if self._ending.alive:
@@ -291,7 +166,7 @@ class Execution:
             case b.TurnBegan(prompt):
                 facts.turn = True
                 self._change_stop(lambda stop: stop.turn_began(self._at))
-                if not self._stop.cut:
+                if not (self._stop.cut or facts.final):
                     facts.terminal, facts.settled = None, False
                 if prompt is not None:
                     self._seen(prompt)
@@ -316,18 +191,35 @@ class Execution:
                 else:
                     self._receipts.supply(signal.control, signal.data)
             case b.SessionFailed(reason, detail):
-                code = Code.RESUME_FAILED if reason == "not_found" else Code.SESSION_BUSY
-                facts.final = True
-                self._terminal("failed", code.value, detail)
+                self._session_failed(reason, detail)
             case _:
                 pass  # proofs were taken before the line's events
 
-    def _terminal(self, outcome: str, code: str | None, detail: str | None) -> None:
+    def _session_failed(self, reason: fb.Reason, detail: str) -> None:
+        """The agent has no such session, or another one has it: another process, or the end."""
+        if self._fallback.under_way or self._facts.final:
+            return  # said twice
+        if not self._stop.requested and self._fallback.begin(reason, detail, self.launch, self._at):
+            self._facts.turn = False
+            self._ending.hurry(self._at)
+            return
+        code = fb.failure_code(reason)
+        self._facts.final = True
+        self._terminal("failed", code.value, detail, fb.CHOICES if code is Code.RESUME_FAILED else None)
+        if reason == "not_resumed":
+            self._facts.discarded = True
+            self._ending.hurry(self._at)
+
+    def _terminal(
+        self, outcome: str, code: str | None, detail: str | None, choices: Sequence[str] | None = None
+    ) -> None:
         facts = self._facts
-        if (facts.final or self._stop.cut) and facts.terminal is not None:
+        if self._fallback.under_way or ((facts.final or self._stop.cut) and facts.terminal is not None):
             return  # the refusal of the session explains more; and behind a stop no further turn counts
         facts.turn = False
         facts.terminal = {"outcome": outcome, "code": code, "detail": detail}
+        if choices is not None:
+            facts.terminal["choices"] = list(choices)
         facts.waiting_since_ms = self._at
         facts.settled = False
         self._stop.turn_ended()
@@ -387,8 +279,67 @@ class Execution:
             self._respond("failed", AGENT_START_FAILED, str(body.get("detail", "the agent could not be started")))
             self._gone(None, note.at)
             self._end({"method": "never_spawned", "at": note.at})
+        elif note.kind == "released":
+            self._facts.released = dict(body)
+            if self._facts.proof is not None:
+                self._end(self._facts.proof)
+        elif note.kind == fb.PROCESS:
+            self._on_process(body)
+        elif note.kind == "offers":
+            self._interactions.offer(body.get("offers") or ())
+        elif note.kind == fb.REFUSED:
+            self._on_process_refused(body)
         elif note.kind == "adapter":
             self._facts.adapter_version = str(body.get("version", ""))
+
+    # --- another process -----------------------------------------------------------------------------------------
+
+    def _on_process(self, body: Mapping[str, Any]) -> None:
+        """How the next process is launched; or the first one, before it is."""
+        facts, process, want = self._facts, body.get("process"), self.next_process
+        first = process == self._target.process_generation and self._is_unlaunched
+        if not first and (want is None or process != want.process):
+            return
+        lost = self.launch.session if self.launch.resume and want is not None and want.why == "history" else None
+        self.launch = fb.next_launch(self.launch, body)
+        self._opening = list(self.adapter.opening(self.launch))
+        self._adapter_state = self.adapter.initial(self.launch)
+        if not first:
+            self._facts = Facts(facts.ordinal, facts.last_record, facts.adapter_version)
+            self._ending = Ending()
+            self._fallback.taken()
+            session = self.launch.session if self.launch.resume else None
+            self._target = self._target.model_copy(update={"process_generation": process, "native_session": session})
+            started = {**self.claim, "process": process, "target": self._target.model_dump(mode="json")}
+            started |= {name: body[name] for name in ("instance",) if isinstance(body.get(name), str)}
+            self._emit(ev.EXECUTION_STARTED, {**started, "resumed_from": session})
+        recovered = fb.told(body, lost)
+        if recovered is not None:
+            self._emit(ev.SESSION_RECOVERED, recovered)
+
+    @property
+    def _is_unlaunched(self) -> bool:
+        """It is about the first process, and nothing of that has been seen."""
+        facts, first = self._facts, self.claim.get("process") == self._target.process_generation
+        return first and self.launch.history is None and not (facts.first_line_seen or facts.opening_begun)
+
+    def _on_process_refused(self, body: Mapping[str, Any]) -> None:
+        """There is no further process, or no first one: what it needs is not to be had."""
+        if self._facts.ended or not (self._fallback.stage == "wanted" or self._is_unlaunched):
+            return
+        proof = self._fallback.proof or {"method": "never_spawned", "at": self._at}
+        code, detail = str(body.get("code") or Code.RESUME_FAILED.value), str(body.get("detail") or "")
+        self._give_up(code, detail)
+        self._gone(None, self._at)
+        self._prove(proof)
+
+    def _give_up(self, code: str, detail: str) -> None:
+        self._fallback.over()
+        if self._stop.requested:
+            stop = self._stop
+            self._respond(*verdict.of_exit(None, stopping=True, session_known=True, stderr=(), draining=stop.drain))
+        else:
+            self._respond("failed", code, detail, None if code == Code.SESSION_BUSY else fb.CHOICES)
 
     # --- controls ------------------------------------------------------------------------------------------------
 
@@ -403,6 +354,7 @@ class Execution:
             stopping=self._stop.requested,
             stdin_closed=facts.stdin_closed,
             ended=facts.ended,
+            between_processes=self._fallback.under_way,
         )
 
     def _on_control(self, body: Mapping[str, Any]) -> None:
@@ -424,7 +376,7 @@ class Execution:
                 answer = AnswerPayload.model_validate(dict(payload))
                 data = self.adapter.answer(self._adapter_state, answer_of(answer))
                 fields["interaction"] = answer.interaction
-                self._interactions.answered(answer.interaction, control, answer.decision)
+                self._interactions.answered(answer.interaction, control, answer.model_dump(mode="json"))
             case "interject":
                 content = [part.model_dump() for part in InterjectPayload.model_validate(dict(payload)).content]
                 data = self.adapter.prompt(self._adapter_state, control, content)
@@ -432,6 +384,10 @@ class Execution:
                 self._facts.waiting_since_ms, self._facts.settled = self._at, False
             case "interrupt":
                 data = self.adapter.interrupt(self._adapter_state, control)
+            case "drain":
+                kill_at = payload.get("kill_at")
+                self._stop.leave(control, self._at, kill_at if isinstance(kill_at, int) else self._at)
+                data = None
             case _:
                 over = self._facts.outcome is not None or not self._ending.alive
                 writes = self._stop.request(control, self._at, response_over=over)
@@ -439,13 +395,16 @@ class Execution:
                 data = self.adapter.interrupt(self._adapter_state, control) if can_write else None
         fields["data"] = None if data is None else data.decode()
         self._take_all(self._receipts.accept(control, verb, **fields))
-        if verb == "stop" and data is None:
+        if verb in ("stop", "drain") and data is None:
             self._take_all(self._receipts.deliver(control))
+        if self._stop.requested and self._fallback.stage == "wanted":
+            self._give_up("", "")
+            self._prove(self._fallback.proof or {})
 
     def _writes(self) -> list[i.Want]:
         """Opening lines first; while stopping only the stop's interrupt."""
         facts = self._facts
-        if facts.stdin_closed:
+        if facts.stdin_closed or facts.final or self._fallback.under_way:
             return []
         if self._stop.requested:
             return [*replies.wants(facts.replies, stopping=True), *self._receipts.wants("stop", turn=facts.turn)]
@@ -470,29 +429,23 @@ class Execution:
         facts = self._facts
         if self._stop.requested and self._is_waiting():
             self._change_stop(lambda stop: stop.cut_off(self._at))
-        if self._stop.cut:
+        if self._stop.cut or facts.discarded:
             return  # the process is told to go: what it says until then belongs before the response's end
         if facts.final or (not facts.background and self._settle_at() is None):
             self._respond_as_said()
 
     def _respond_as_said(self) -> None:
-        """With the outcome of the last terminal line. A stop that lost the race leaves a finished result alone."""
-        terminal = self._facts.terminal or {}
-        outcome = terminal.get("outcome")
-        if outcome == "interrupted":
-            stopped = self._stop.requested
-            self._respond("stopped" if stopped else "cancelled", "STOPPED" if stopped else "INTERRUPTED", "")
-        elif outcome == "failed":
-            self._respond("failed", terminal.get("code") or "AGENT_FAILED", terminal.get("detail") or "")
-        else:
-            self._respond("completed", None, "")
+        stop = self._stop
+        self._respond(*verdict.as_said(self._facts.terminal or {}, stopping=stop.requested, draining=stop.drain))
 
-    def _respond(self, outcome: str, code: str | None, detail: str) -> None:
+    def _respond(self, outcome: str, code: str | None, detail: str, choices: Sequence[str] | None = None) -> None:
         facts = self._facts
         if facts.outcome is not None:
             return
         facts.outcome = outcome
         facts.error = None if code is None else {"code": code, "detail": detail}
+        if facts.error is not None and choices:
+            facts.error["choices"] = list(choices)
         self._emit(ev.RESPONSE_ENDED, {"outcome": outcome, **({"error": facts.error} if facts.error else {})})
         self._ending.finish(self._at)
 
@@ -505,7 +458,7 @@ class Execution:
             return
         facts = self._facts
         self._close_what_is_open(rc)
-        if facts.outcome is None:
+        if facts.outcome is None and not self._fallback.under_way:
             self._respond_without_end(rc)
         self._ending.exited(rc, at)
 
@@ -518,18 +471,13 @@ class Execution:
 
     def _respond_without_end(self, rc: int | None) -> None:
         facts = self._facts
-        how = "its end was not seen" if rc is None else f"killed by signal {-rc}" if rc < 0 else f"exit code {rc}"
         said = facts.terminal is not None and not (self._stop.cut or (self._stop.requested and self._is_waiting()))
         if said:
             self._respond_as_said()
-        elif self._stop.requested:
-            self._respond("stopped", "STOPPED", "")
-        elif rc is not None and rc > 0 and rc not in _SIGNAL_CODES and facts.native_session is None:
-            tail = " / ".join(line for line in self._noise.tail if line.strip())
-            self._respond("failed", AGENT_START_FAILED, f"{how}{': ' + tail if tail else ''}")
         else:
-            detail = f"the agent ended without its terminal line ({how})"
-            self._respond("lost", Code.EXECUTION_DURABILITY_GAP.value, detail)
+            stopping, draining, known = self._stop.requested, self._stop.drain, facts.native_session is not None
+            tail = self._noise.tail
+            self._respond(*verdict.of_exit(rc, stopping=stopping, session_known=known, stderr=tail, draining=draining))
 
     def _is_waiting(self) -> bool:
         return self._receipts.queued() or self._facts.background > 0
@@ -541,56 +489,35 @@ class Execution:
             proof["detail"] = proved.detail
         if proved.method not in _PROOF_METHODS:
             proof.update(method="provider", detail=f"{proved.method}: {proved.detail or ''}")
-        self._end(proof)
+        if self._fallback.under_way:
+            if not (self._fallback.shown or self._stop.requested):
+                self._fallback.proven(proof, proved.at)
+                return
+            code = Code.SESSION_BUSY if self._fallback.why == "again" else Code.RESUME_FAILED
+            self._give_up(code.value, self._fallback.detail)
+        self._prove(proof)
+
+    def _prove(self, proof: dict[str, Any]) -> None:
+        """Nothing of the process is left. The end of one that was drained waits for the checkpoint."""
+        self._facts.proof = proof
+        if self._facts.outcome != "drained" or self._facts.released is not None:
+            self._end(proof)
 
     def _end(self, proof: dict[str, Any]) -> None:
         facts = self._facts
         self._close_what_is_open(self._ending.rc)  # lines may come after the exit, from whoever inherited the pipe
         outcome = facts.outcome
-        for stop in self._receipts.open("stop"):
+        for stop in self._receipts.open("stop", "drain"):
             self._take_all(self._receipts.deliver(stop.control))
-            detail = None if outcome == "stopped" else f"the response had ended before: {outcome}"
+            detail = None if outcome in ("stopped", "drained") else f"the response had ended before: {outcome}"
             self._take_all(self._receipts.settle(stop.control, detail))
         body: dict[str, Any] = {"outcome": outcome, "proof": proof}
         if self._ending.rc is not None:
             body["exit"] = self._ending.rc
-        if facts.error is not None:
+        if outcome == "drained":
+            body.update(facts.released or {})
+        elif facts.error is not None:
             body["error"] = facts.error
         self._emit(ev.EXECUTION_ENDED, body)
         self._ending.proven(self._at)
         facts.ended = True
-
-    # --- events ----------------------------------------------------------------------------------------------------
-
-    def _take_all(self, drafts: Sequence[i.Draft]) -> None:
-        for draft in drafts:
-            self._take(draft)
-
-    def _take(self, draft: i.Draft) -> None:
-        """A draft becomes an event, unless it is one raw line too many; long deltas become several."""
-        kind, body = draft.type, draft.body
-        if kind in ev.DELTAS:
-            text = body["text"]
-            if len(text) > DELTA_CHARS_MAX:
-                for start in range(0, len(text), DELTA_CHARS_MAX):
-                    piece = text[start : start + DELTA_CHARS_MAX]
-                    self._emit(kind, {**body, "text": piece, "offset": body["offset"] + start})
-                return
-        elif kind == ev.RAW:
-            if not self._noise.admits(body):
-                return
-        elif kind == ev.INTERACTION_REQUESTED:
-            if self._interactions.knows(body["interaction"]):
-                return
-            self._interactions.requested(body, self._at)
-        elif kind == ev.SESSION_BOUND:
-            self._facts.native_session = body["native_session"]
-            self._facts.resumable = bool(body.get("resumable"))
-        self._emit(kind, body)
-
-    def _emit(self, kind: str, body: dict[str, Any]) -> None:
-        facts = self._facts
-        facts.turn = facts.turn or kind in _OF_A_TURN
-        facts.ordinal += 1
-        out = self._out
-        out.append((Event.made(facts.ordinal, self._at, kind, body), Position(facts.last_record, len(out))))

@@ -9,7 +9,8 @@ from typing import Any, Literal
 @dataclass(slots=True)
 class Facts:
     """`terminal`: how the last turn ended, None while one runs. `final`: the session was refused, nothing can follow.
-    `outcome`, `error`: of `response.ended`, once it was made. `settled`: a turn that was owed is waited for no more."""
+    `outcome`, `error`: of `response.ended`, once it was made. `settled`: a turn that was owed is waited for no more.
+    `discarded`: the agent is in another session than it was told to resume; what it does there is not the answer."""
 
     ordinal: int = 1  # the last one given; 1 is the claim
     last_record: int = 0
@@ -23,6 +24,8 @@ class Facts:
     stdin_closed: bool = False
     native_session: str | None = None
     resumable: bool = False
+    cli_version: str | None = None
+    discarded: bool = False
     turn: bool = False  # one runs: it was seen to begin, and its terminal line was not
     terminal: dict[str, Any] | None = None  # outcome, code, detail
     waiting_since_ms: int = 0  # the terminal line, or the last interjection after it
@@ -33,6 +36,20 @@ class Facts:
     outcome: str | None = None
     error: dict[str, Any] | None = None
     ended: bool = False
+    tools: dict[str, str] = field(default_factory=dict)  # that run, id → name
+    interrupted: list[str] = field(default_factory=list)  # names of those that a drain cut
+    proof: dict[str, Any] | None = None  # of the end, while a drain holds it back
+    released: dict[str, Any] | None = None  # what a drain says of the checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class Departure:
+    """How the process left, once nothing of it is left. `drained`: a drain cut its response. `killed`: it had to be."""
+
+    outcome: str
+    drained: bool
+    killed: bool
+    interrupted: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,3 +63,29 @@ class Status:
     outcome: str | None
     next_ordinal: int
     last_record: int
+    cli_version: str | None = None
+
+
+def status_of(facts: Facts, *, alive: bool, again: bool, pending: int, unanswered: bool) -> Status:
+    """`again`: one process is gone, or about to be, and the next one is being prepared."""
+    state: Literal["starting", "running", "waiting", "exiting", "ended"] = "running"
+    if facts.ended:
+        state = "ended"
+    elif again:
+        state = "starting"
+    elif facts.outcome is not None or not alive:
+        state = "exiting"
+    elif unanswered:
+        state = "waiting"
+    elif not facts.first_line_seen:
+        state = "starting"
+    return Status(
+        state,
+        facts.native_session,
+        facts.resumable,
+        pending,
+        facts.outcome,
+        facts.ordinal + 1,
+        facts.last_record,
+        facts.cli_version,
+    )

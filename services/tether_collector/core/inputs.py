@@ -85,6 +85,9 @@ class Note:
     * `control`  {control, verb, payload}                a control was accepted (journaled before)
     * `gap`      {from?, to?, reason, detail?}           inputs or events were lost
     * `spawn_failed` {detail, errno?}                    exec failed: no process ever ran
+    * `process`  {process, why, session, resume, instance, history?, recovered?}   how the next process is launched
+    * `offers`   {offers}                                what an earlier process of the session left unapplied
+    * `process_refused` {code, detail}                   there is no next process
     """
 
     at: int
@@ -138,6 +141,16 @@ class Deadline:
 
     name: str
     at: int
+
+
+@dataclass(frozen=True, slots=True)
+class NextProcess:
+    """Prepare the process generation `process` and note it, not before `not_before` (unix ms). `why`: the same session
+    once `again`, or the conversation's `history` in a session of its own. Wanted of the shell, not of the keeper."""
+
+    process: int
+    why: Literal["again", "history"]
+    not_before: int
 
 
 Want = WriteStdin | CloseStdin | SendSignal | KillAll | Deadline

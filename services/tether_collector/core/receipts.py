@@ -6,7 +6,7 @@
                          └──part of the write went out──▶ unknown
 
 `delivered` is the keeper's word that all bytes are in the pipe. An answer or an interjection is settled by the CLI's
-own output alone; an interrupt also by the CLI's end, a stop only by the proof of it. Unknown is a value, never a
+own output alone; an interrupt also by the CLI's end, a stop and a drain only by the proof. Unknown is a value, never a
 retry: nothing is written again under another id.
 
 Settled controls are kept without their bytes, so that `receipt` can be answered and a repeated note has no effect.

@@ -51,7 +51,7 @@ FIELDS = frozenset(
     name
     for names in (
         ("v", "nonce", "execution", "process_generation", "argv", "cwd", "env", "secrets", "isolation"),
-        ("line_chunk_bytes", "segment_bytes_max", "spool_quota_bytes", "linger_s"),
+        ("line_chunk_bytes", "segment_bytes_max", "spool_quota_bytes", "spool_after", "linger_s"),
     )
     for name in names
 )
@@ -72,6 +72,7 @@ class Spec:
         "process_generation",
         "secrets",
         "segment_bytes_max",
+        "spool_after",
         "spool_quota_bytes",
     )
 
@@ -113,6 +114,7 @@ class Spec:
         self.line_chunk_bytes = int(_limit(raw, "line_chunk_bytes", 16, 1024 * 1024, chunk, problems))
         self.segment_bytes_max = int(_limit(raw, "segment_bytes_max", 1024, 2**30, segment, problems))
         self.spool_quota_bytes = int(_limit(raw, "spool_quota_bytes", 4096, 2**40, quota, problems))
+        self.spool_after = int(_limit(raw, "spool_after", 0, 2**62, 0, problems))
         self.linger_s = _limit(raw, "linger_s", 0, 3600, LINGER_S_DEFAULT, problems)
         if problems:
             raise ValueError("; ".join(problems))
@@ -169,7 +171,7 @@ def _start(spec: Spec, folder: str, umask: int) -> Keeper | None:
     except OSError as error:
         _refuse({"error": "isolation_unavailable", "detail": str(error)})
         return None
-    spool = SpoolWriter(f"{folder}/spool", spec.nonce, spec.segment_bytes_max, spec.spool_quota_bytes)
+    spool = SpoolWriter(f"{folder}/spool", spec.nonce, spec.segment_bytes_max, spec.spool_quota_bytes, spec.spool_after)
     facts = _facts(spec, isolation)
     try:
         _write_spawn_record(folder, spec, facts)

@@ -40,8 +40,8 @@ class Segment:
 class SpoolWriter:
     """Segments, numbers and quota. Errors of the disk are values: `flush` answers False."""
 
-    def __init__(self, folder: str, nonce: str, segment_bytes_max: int, quota_bytes: int) -> None:
-        self.last = 0  # last record that is in a file
+    def __init__(self, folder: str, nonce: str, segment_bytes_max: int, quota_bytes: int, after: int = 0) -> None:
+        self.last = after  # last record that is in a file; those up to `after` are others', and are never touched
         self.blocked = False
         self._folder = folder
         self._salt = records.salt_of(nonce)

@@ -12,7 +12,7 @@
                │  the record catches up with the log (following), and only then is it decided by:
                ├─ it names this request ───────────────────┐
                ├─ this execution is in the log, ended ─────┼──────────────────▶ completing
-               ├─ idle ─▶ owning      2  owner: starting   │
+               ├─ idle ─▶ reading_origin ─▶ owning   2  owner: starting, with what it begins from
                │                             telling_superseded    what a takeover has cut short
                │                             telling_prompt     3  `prompt.admitted` on `_`
                │                             telling_response      `response.created` on `_`
@@ -30,6 +30,11 @@ How a prompt joins a running execution is in `core.interjection`, how it takes o
     interject  interjection, or a refusal
     takeover   a takeover, in `starting` too
     In `exiting`, and in a `stopping` that is another's, every prompt waits.
+
+What an execution begins from is fixed by the compare-and-set of step 2 and nowhere else: the generation, the native
+session (none where the prompt's `resume` chose to do without it), the checkpoint reference, whether the history may
+stand in for a session that does not exist, and up to where. So of two that would resume one wins, and a command that is
+made again after a crash is the same.
 
 Nothing is remembered between deliveries: each begins at the top, finds by the records and the log how far it was
 taken before, by this router or another, and goes on there. Hence every id is derived from `(tenant, request,
@@ -88,6 +93,8 @@ def decide(state: Admission, event: Input) -> Step:
             return _observed(replace(state, seen=event))
         case steps.LaterRead(by=by):
             return _looked(state, by)
+        case steps.OriginRead():
+            return _own(state, event)
         case steps.Resolved():
             return takeover.resolved(state, event)
         case steps.OwnerWritten(revision=revision):
@@ -112,9 +119,8 @@ def _begin_anew(state: Admission) -> Step:
     """Another wrote: what this delivery knows is old, perhaps even that its prompt is still there."""
     if state.races >= RACES_MAX:
         return wait(state, "others keep writing this conversation's records", changed=False)
-    return order(
-        Admission(state.prompt, state.sequence, state.stored_at_ns, state.actor, state.at, races=state.races + 1)
-    )
+    again = Admission(state.prompt, state.sequence, state.stored_at_ns, state.actor, state.at)
+    return order(replace(again, races=state.races + 1, history_fallback=state.history_fallback))
 
 
 # --- 1: order, memory, workspace ---
@@ -287,6 +293,16 @@ def _enter(state: Admission) -> Step:
     if prompt.mode == "interject":
         detail = "no execution is active to interject into; send with mode auto under a new request id to start one"
         return fail(state, problem(Code.SESSION_STREAM_NOT_ACTIVE, detail))
+    may_need_history = prompt.resume == "history" or (
+        prompt.resume is None and seen.record.native_session is not None and state.history_fallback != "never"
+    )
+    key = subjects.checkpoint_key(prompt.tenant, prompt.workspace)
+    return do(state, "reading_origin", steps.ReadOrigin(key, prompt.tenant, may_need_history))
+
+
+def _own(state: Admission, origin: steps.OriginRead) -> Step:
+    seen, prompt = state.seen, state.prompt
+    assert seen is not None
     admit = owner.Admit(
         tenant=prompt.tenant,
         workspace=prompt.workspace,
@@ -302,6 +318,10 @@ def _enter(state: Admission) -> Step:
         agent=prompt.agent.model_dump(mode="json", exclude_none=True, exclude={"args"}),
         at=state.at,
         log_base=seen.view.last_sequence,
+        resume=prompt.resume,
+        history_fallback=state.history_fallback,
+        history_cut=origin.log_end,
+        checkpoint_revision=_may_use(state, origin),
     )
     match owner.decide(seen.record, admit):
         case owner.Accepted(record=record):
@@ -310,6 +330,18 @@ def _enter(state: Admission) -> Step:
             return tell_admission(state)
         case owner.Denied(reason=reason):
             return wait(state, reason)
+
+
+def _may_use(state: Admission, origin: steps.OriginRead) -> int:
+    """The revision of the reference, if it is of this workspace, tells of this conversation, and leaves it to the
+    generation that this admission would be; else 0."""
+    reference, prompt = origin.reference, state.prompt
+    if reference is None or (reference.tenant, reference.workspace) != (prompt.tenant, prompt.workspace):
+        return 0
+    known = {one.target.conversation for one in reference.executions} | set(reference.may_use)
+    if prompt.conversation not in known or state.record.generation + 1 < reference.may_use.get(prompt.conversation, 0):
+        return 0
+    return origin.revision
 
 
 # --- 3: the conversation's log ---
@@ -335,21 +367,34 @@ def _told(state: Admission, position: Position) -> Step:
 
 
 def _command(state: Admission) -> Step:
-    seen, prompt = state.seen, state.prompt
+    seen = state.seen
     assert seen is not None and seen.record.target is not None
     if seen.record.state != "starting":
         return _complete(state)  # its claim is in the log: the command has arrived
-    command = StartCommand(
+    return do(state, "commanding", steps.PublishCommand(_start(state, seen.record, seen.revision)))
+
+
+def _start(state: Admission, record: OwnerRecord, revision: int) -> StartCommand:
+    """The command that the record, once it is `starting`, and the prompt make: the same whoever makes it, and when."""
+    prompt, target = state.prompt, state.target
+    resumes = target.native_session is not None
+    falls_back = resumes and record.fallback
+    goes_on = record.checkpoint_generation == target.execution_generation
+    return StartCommand(
         control=ids.control_id(prompt.tenant, prompt.request_id, "start", state.attempt),
-        target=seen.record.target,
-        owner_revision=seen.revision,
+        target=target,
+        owner_revision=revision,
         request_id=prompt.request_id,
         attempt=state.attempt,
         content=prompt.content,
         agent=prompt.agent,
-        resume_session=seen.record.target.native_session,
+        resume_session=target.native_session,
+        resume=prompt.resume,
+        fallback=True if falls_back else None,
+        history_cut=record.history_cut if falls_back or prompt.resume == "history" else None,
+        checkpoint_revision=record.checkpoint_revision if goes_on else None,
+        continuation=prompt.continuation,
     )
-    return do(state, "commanding", steps.PublishCommand(command))
 
 
 def _complete(state: Admission) -> Step:

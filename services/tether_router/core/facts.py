@@ -69,6 +69,7 @@ class ExecutionFacts:
     agent: str = ""
     bound_session: str | None = None
     resumable_session: str | None = None
+    cli_version: str | None = None
     response_ended_at: int | None = None
     ended: EndFact | None = None
     receipts: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
@@ -130,7 +131,8 @@ def _absorb_event(facts: ExecutionFacts, event: Event) -> ExecutionFacts:
             )
         case events.SessionBound() as body:
             resumable = body.native_session if body.resumable else facts.resumable_session
-            return replace(facts, bound_session=body.native_session, resumable_session=resumable)
+            version = body.cli_version or facts.cli_version
+            return replace(facts, bound_session=body.native_session, resumable_session=resumable, cli_version=version)
         case events.ResponseEnded():
             return replace(facts, response_ended_at=event.at)
         case events.ExecutionEnded() as body:
@@ -171,7 +173,9 @@ def _inputs(facts: ExecutionFacts) -> Iterator[OwnerInput]:
     if facts.started:
         yield owner.Started(facts.execution, facts.boot, facts.process, facts.started_at)
     if facts.resumable_session is not None:
-        yield owner.SessionBound(facts.execution, facts.resumable_session, facts.agent, resumable=True)
+        yield owner.SessionBound(
+            facts.execution, facts.resumable_session, facts.agent, resumable=True, cli_version=facts.cli_version
+        )
     if facts.bound_session is not None and facts.bound_session != facts.resumable_session:
         yield owner.SessionBound(facts.execution, facts.bound_session, facts.agent, resumable=False)
     if facts.response_ended_at is not None:

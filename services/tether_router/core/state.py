@@ -29,6 +29,7 @@ Phase = Literal[
     "observing",
     "following",
     "looking",
+    "reading_origin",
     "owning",
     "telling_superseded",
     "telling_prompt",
@@ -50,6 +51,9 @@ Phase = Literal[
     "completing",
     "acking",
 ]
+
+# When an execution whose native session does not exist may go on from the conversation's history.
+HistoryFallback = Literal["takeover", "always", "never"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +79,7 @@ class Admission:
     failure: Problem | None = None
     recorded: bool = False  # the failure is in `tether_requests`, or must not be (a conflict)
     races: int = 0
+    history_fallback: HistoryFallback = "takeover"
 
     @property
     def response(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tether.checkpoint import CheckpointReference
 from tether.control import ControlReply, ControlRequest, StartCommand
 from tether.errors import Problem
 from tether.events import ConversationEvent
@@ -112,6 +113,16 @@ class Resolved:
 
 
 @dataclass(frozen=True, slots=True)
+class OriginRead:
+    """What an execution would begin from: the workspace's checkpoint reference with its revision (None, 0 where there
+    is none), and the log's last sequence (0 where nobody asked for it)."""
+
+    reference: CheckpointReference | None
+    revision: int
+    log_end: int
+
+
+@dataclass(frozen=True, slots=True)
 class Unreachable:
     """The bus could not do an effect, or what it did is not known."""
 
@@ -133,6 +144,7 @@ Input = (
     | ControlAnswered
     | LaterRead
     | Resolved
+    | OriginRead
     | Unreachable
 )
 
@@ -174,6 +186,15 @@ class Observe:
     key: str
     own_execution: str
     marked: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOrigin:
+    """Read the reference under `key`, and with `cut` the log's end."""
+
+    key: str
+    tenant: str
+    cut: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +276,7 @@ Effect = (
     | WriteRequest
     | Bind
     | Observe
+    | ReadOrigin
     | WriteOwner
     | AppendEvent
     | PublishCommand

@@ -12,13 +12,14 @@ from support_log import LogWriter, Reader
 from support_nats import NatsServer
 from tether import fold, subjects, topology
 from tether.bus import connect
+from tether.client.backoff import Backoff
 from tether.client.durable import DurableFollower, durable_name
 from tether.client.follow import Where
 from tether.client.items import CaughtUp, ExecutionItem
 from tether.client.nats_records import Records
 from tether.cursor import Cursor
 from tether.ports import Bus
-from tether.testing import MemoryBus, MemoryServer
+from tether.testing import FaultKind, MemoryBus, MemoryServer
 
 WAIT_S = 60.0
 
@@ -162,3 +163,18 @@ async def test_redeliveries_behind_younger_messages_are_given_once_and_in_order(
                 if reader.notes:
                     break
     assert reader.got == {"e1": list(range(1, 22))}
+
+
+async def test_a_reader_that_waits_for_its_next_attempt_goes_on_at_once_when_the_connection_is_back(
+    tenant: str,
+) -> None:
+    server = MemoryServer()
+    async with MemoryBus(server) as writer, MemoryBus(server) as bus:
+        await writer.ensure(topology.tenant(tenant))
+        log, reader = LogWriter(writer, tenant), Reader()
+        await log.frame("e1", 2)
+        bus.faults.add("state", FaultKind.DISCONNECT, delay_s=0.1)  # the first question; back after so long
+        seldom = Backoff(quick=0, seldom_s=3600.0, seldom_max_s=3600.0)
+        source = DurableFollower(bus, Where(tenant, "w", "c"), "me", Cursor.beginning(), silence_s=0.2, backoff=seldom)
+        await read(reader, source, lambda now: now.got.get("e1") == [1, 2])
+    assert seldom.failures == 0 and [fired.call for fired in bus.faults.fired] == ["state"]

@@ -78,7 +78,6 @@ def test_another_version_of_the_protocol_is_refused_by_name(version: Any) -> Non
             {"code": -32603, "message": "Internal", "data": {"details": "no rollout found"}},
             "RESUME_FAILED",
         ),
-        ("acp:codex", {"code": -32600, "message": "This session is in use by another Codex client"}, "SESSION_BUSY"),
         ("acp:gemini", {"code": -32603, "message": "Invalid session identifier"}, "RESUME_FAILED"),
         ("acp:opencode", {"code": -32603, "message": "failure", "data": {"service": "session"}}, "RESUME_FAILED"),
         ("acp:opencode", {"code": -32603, "message": "failure", "data": {"service": "disk"}}, "agent_error"),

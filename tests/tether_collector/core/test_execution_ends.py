@@ -7,8 +7,10 @@ import pytest
 from support_execution import PROMPT_ID, Rig, launch, started
 from tether import events as ev
 from tether_collector.core import inputs as i
-from tether_collector.core.execution import AGENT_START_FAILED, DELTA_CHARS_MAX, FIRST_EVENT, SETTLE
+from tether_collector.core.execution import FIRST_EVENT, SETTLE
+from tether_collector.core.execution_state import DELTA_CHARS_MAX
 from tether_collector.core.noise import RAW_EVENTS_MAX
+from tether_collector.core.verdict import AGENT_START_FAILED
 
 OK = {"type": "result", "status": "ok", "prompt": PROMPT_ID}
 TEXT = {"type": "text", "segment": "s1", "text": "done"}
@@ -254,7 +256,8 @@ def test_a_session_that_cannot_be_resumed_fails_by_name() -> None:
     rig.say({"type": "error", "code": "session_not_found", "message": "no session with id x"})
     rig.exit(1)
     rig.prove()
-    assert rig.body(ev.RESPONSE_ENDED)["error"] == {"code": "RESUME_FAILED", "detail": "no session with id x"}
+    error = {"code": "RESUME_FAILED", "detail": "no session with id x", "choices": ["fresh", "history"]}
+    assert rig.body(ev.RESPONSE_ENDED)["error"] == rig.body(ev.EXECUTION_ENDED)["error"] == error
 
 
 def test_a_refused_credential_is_named_without_key_material() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import sys
 import time
@@ -109,6 +110,75 @@ async def test_a_spool_at_its_quota_lets_the_agent_work_on_and_what_went_is_a_re
                     await rig.start(ready=False)
                 server.start()
                 await finish(rig, run)
+
+
+async def test_a_collector_killed_and_started_anew_while_nats_is_away_tells_everything_once(
+    tenant: str, tmp_path: Path
+) -> None:
+    with running_server() as server:
+        async with await connect(server.url, name="test") as bus:
+            await bus.ensure(topology.base())
+            async with collector(bus, server.url, tenant, tmp_path) as rig:
+                gate, printed = tmp_path / "gate", tmp_path / "printed"
+                run = await rig.begin(
+                    f"one\n!wait_file {gate}\n!tool write\n!flood 3000\n!touch {printed}\n!ask write\ntwo"
+                )
+                await run.until("text.completed", text="one")
+                [folder] = rig.keeper_folders()
+                server.kill()
+                gate.touch()
+                for _ in range(2):  # and once more, while the first successor waits for its base
+                    await rig.kill()
+                    await rig.start(ready=False)
+
+                async def worked_on() -> bool:
+                    return printed.exists()
+
+                await eventually(worked_on, "the agent's work without NATS and through two collectors")
+                assert keeper_lives(folder)
+                server.start()
+                asked = await run.until("interaction.requested")
+                payload = {"interaction": asked.body["interaction"], "decision": "allow"}
+
+                async def answered() -> bool:
+                    reply = await rig.ask("answer", target=run.target, payload=payload, control="ctl_1")
+                    return reply.status in ("delivered", "settled")
+
+                await eventually(answered, "an answer that is taken")
+                assert (await run.ended()).body["outcome"] == "completed"
+                run.check_whole()
+                assert not run.of("gap") and len(run.of("execution.started")) == 1
+
+
+async def test_a_collector_without_its_base_keeps_the_quota_and_its_agent_waits_for_nats(
+    tenant: str, tmp_path: Path
+) -> None:
+    small = {"TETHER_SPOOL_BYTES_MAX": str(MIB), "TETHER_SPOOL_SEGMENT_BYTES": "65536"}
+    with running_server() as server:
+        async with await connect(server.url, name="test") as bus:
+            await bus.ensure(topology.base())
+            async with collector(bus, server.url, tenant, tmp_path, environment=small) as rig:
+                gate, printed = tmp_path / "gate", tmp_path / "printed"
+                run = await rig.begin(f"one\n!wait_file {gate}\n!flood 35000\n!touch {printed}\ntwo")
+                await run.until("text.completed", text="one")
+                server.kill()
+                await rig.kill()
+                await rig.start(ready=False)
+                gate.touch()
+                before = -1
+
+                async def stands_still_at_the_quota() -> bool:
+                    nonlocal before
+                    await asyncio.sleep(0.5)  # one look to the next: what still grows has grown by then
+                    before, now = spool_bytes(rig), before
+                    return before == now and before > MIB // 2
+
+                await eventually(stands_still_at_the_quota, "a spool that is full")
+                assert before <= MIB + 256 * 1024 and not printed.exists()
+                server.start()
+                assert (await run.ended()).body["outcome"] == "completed"
+                run.check_whole()
+                assert printed.exists() and not run.of("gap")
 
 
 async def released(rig: Rig) -> bool:

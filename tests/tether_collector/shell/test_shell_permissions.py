@@ -15,6 +15,7 @@ REGISTRATION = f"$KV.tether_sandboxes.{TENANT}.{WORKSPACE}.{SANDBOX}"
 PUBLISH = (
     f"tether.event.{TENANT}.{WORKSPACE}.>",
     f"tether.blob.{TENANT}.{WORKSPACE}.>",
+    f"tether.history.{TENANT}.{WORKSPACE}",
     REGISTRATION,
     f"$JS.API.DIRECT.GET.EVENTS_{TENANT}.tether.event.{TENANT}.{WORKSPACE}.>",
     f"$JS.API.DIRECT.GET.KV_tether_owners.$KV.tether_owners.{TENANT}.{WORKSPACE}.>",

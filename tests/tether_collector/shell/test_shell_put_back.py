@@ -138,7 +138,7 @@ async def test_an_execution_that_was_lost_from_its_first_event_on_is_put_back_wh
         await run.ended()
         await eventually(lambda: _ended_there(rig, run), "the journaled end")
         if away:
-            await rig.terminate()
+            await rig.hand_over()
         put_older(server, tmp_path / "older")
         if away:
             await rig.start()

@@ -109,21 +109,21 @@ async def test_a_crash_after_the_end_was_stored_leaves_one_end_and_a_final_snaps
         run.check_whole()
 
 
-async def test_sigterm_leaves_the_agent_running_and_the_next_collector_goes_on(
+async def test_sighup_leaves_the_agent_running_and_the_next_collector_goes_on(
     bus: NatsBus, nats_server: NatsServer, tenant: str, tmp_path: Path
 ) -> None:
     async with collector(bus, nats_server.url, tenant, tmp_path) as rig:
         gate = tmp_path / "gate"
         run = await rig.begin(f"before\n!wait_file {gate}\nafter")
         await run.until("text.completed")
-        assert await rig.terminate() == 0
+        assert await rig.hand_over() == 0
         [folder] = rig.keeper_folders()
         assert keeper_lives(folder)
         gate.touch()
         await rig.start()
         assert (await run.ended()).body["outcome"] == "completed"
         run.check_whole()
-        assert await rig.terminate() == 0
+        assert await rig.hand_over() == 0
 
 
 async def test_a_killed_keeper_takes_its_agent_along_and_the_execution_ends_lost(

@@ -137,7 +137,7 @@ async def test_beyond_its_retention_an_end_is_unknown_and_its_files_go(
         run = await finished(rig, "hello")
         kept = await finished(rig, "kept", conversation="c2")
         stuck = await finished(rig, "stuck", conversation="c3")
-        assert await rig.terminate() == 0
+        assert await rig.hand_over() == 0
         age(rig, stuck, TERMINAL_RETENTION_S + 2)
         final_of(rig, stuck).unlink()
         (final_of(rig, stuck) / "not").mkdir(parents=True)  # what cannot be deleted holds nothing up
@@ -174,7 +174,7 @@ async def test_over_a_quota_the_oldest_out_of_its_grace_goes_and_everybody_is_to
     async with collector(bus, nats_server.url, tenant, tmp_path) as rig:
         old = await finished(rig, "old")
         fresh = await finished(rig, "fresh", conversation="c2")
-        assert await rig.terminate() == 0
+        assert await rig.hand_over() == 0
         age(rig, old, TERMINAL_DISK_GRACE_S + 60)
         fill(rig, old, MIB)
         fill(rig, fresh, SNAPSHOT_DISK_BYTES_MAX)
@@ -218,7 +218,7 @@ async def test_a_final_snapshot_that_the_disk_refused_is_written_at_the_shutdown
         before = await run.snapshot()
         folder.unlink()
         folder.mkdir()
-        assert await rig.terminate() == 0
+        assert await rig.hand_over() == 0
         assert rig.lines("final_snapshot_saved_late") and not rig.lines("final_snapshot_lost")
         await rig.start()
         assert await run.snapshot() == before
@@ -243,7 +243,7 @@ async def test_a_disk_that_hangs_at_the_shutdown_costs_its_budget_and_each_loss_
             await eventually(_told_unsaved(rig, run), "the gap")
             assert (await run.snapshot()).terminal, "from memory"
         began_s = time.monotonic()
-        assert await rig.terminate() == 0
+        assert await rig.hand_over() == 0
         assert time.monotonic() - began_s < SHUTDOWN_BUDGET_S + 2
         assert {line["execution"] for line in rig.lines("final_snapshot_lost")} == {
             run.target.execution for run in runs

@@ -6,23 +6,9 @@ import time
 from pathlib import Path
 
 from support_nats import NatsServer
-from support_shell import collector, eventually
+from support_shell import collector, eventually, marked
 from tether.bus import NatsBus
 from tether.limits import STOP_INTERRUPT_S, STOP_TERM_S
-
-
-def marked(nonce_prefix: str) -> list[int]:
-    """Living processes whose environment names a process of this execution."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                environ = (entry / "environ").read_bytes()
-            except OSError:
-                continue
-            if f"TETHER_PROCESS_NONCE={nonce_prefix}".encode() in environ:
-                found.append(int(entry.name))
-    return found
 
 
 async def test_a_tree_that_ignores_sigterm_is_proven_gone_soon_after_the_escalation(

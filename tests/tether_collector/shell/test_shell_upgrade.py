@@ -38,7 +38,7 @@ async def test_an_upgrade_under_a_living_agent_repeats_nothing_and_says_what_may
         run = await rig.begin(f"one\n!flood 300\ntwo\n!wait_file {gate}\n!flood 300\nthree")
         await run.until("text.completed", text="two")
         if planned:
-            assert await rig.terminate() == 0
+            assert await rig.hand_over() == 0
         else:
             await rig.kill()
         [folder] = rig.keeper_folders()

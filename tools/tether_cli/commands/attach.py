@@ -39,31 +39,39 @@ async def _attach(
     conversation: str, cursor: str | None, durable: str | None, stay: bool, data: Path | None, output: Output
 ) -> Exit:
     from tether.client.tracking import ResponseTracker
-    from tether_cli import state, talk
+    from tether_cli import resuming, state, talk
     from tether_cli.commands.run import attach_line
     from tether_cli.live import Live, exit_code
     from tether_cli.terminal import Keyboard, Screen
 
     up = state.require(data)
     terminal = sys.stdin.isatty() and sys.stderr.isatty() and not output.as_json
+    tracker = ResponseTracker()
     async with talk.nats_client(up) if durable is not None else talk.http_client(up) as client:
         known = {view.conversation for view in (await client.conversations(limit=200)).conversations}
         if conversation not in known and not stay:
             await _exists(client, conversation)
-        live = Live(
-            client,
-            Screen(),
-            output,
-            conversation,
-            ResponseTracker(),
-            "ask" if terminal else "leave",
-            interrupts=False,
-            cursor=cursor,
-            durable=durable,
-            stay=stay,
-            keyboard=Keyboard() if terminal else None,
-        )
-        await live.follow()
+        while True:
+            live = Live(
+                client,
+                Screen(),
+                output,
+                conversation,
+                tracker,
+                "ask" if terminal else "leave",
+                interrupts=False,
+                cursor=cursor,
+                durable=durable,
+                stay=stay,
+                keyboard=Keyboard() if terminal else None,
+            )
+            live.know()
+            await live.follow()
+            submission = None if live.detached else await resuming.offer(live, output, state.data_option(up.data))
+            if submission is None:
+                break
+            tracker = ResponseTracker(submission.request_id, submission.response_id, submission.execution)
+            cursor = submission.cursor
     if live.detached:
         output.note(f"left; to come back: {attach_line(up, conversation, None if durable else live.cursor)}"
                     + (f" --durable {durable}" if durable else ""))  # fmt: skip

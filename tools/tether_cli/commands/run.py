@@ -11,8 +11,9 @@ import json
 import shlex
 import sys
 import time
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, cast
+from typing import TYPE_CHECKING, Annotated, Any, Final, cast, get_args
 
 import typer
 
@@ -22,7 +23,7 @@ from tether_cli.state import data_option
 
 if TYPE_CHECKING:
     from tether.client import Client
-    from tether.prompt import AgentSpec, Mode
+    from tether.prompt import AgentSpec, Continuation, Mode, ResumeChoice
     from tether_cli.live import Live
     from tether_cli.state import SetState
 
@@ -61,6 +62,17 @@ def run(
     mode: Annotated[
         str, typer.Option(help="Where something runs already: auto or interject (say it there), takeover (stop that).")
     ] = "auto",
+    resume: Annotated[
+        str | None,
+        typer.Option(
+            help="Where the agent's session could not be resumed: fresh (a new one), or history (a new one that is "
+            "given the conversation's history)."
+        ),
+    ] = None,
+    continuation: Annotated[
+        str | None,
+        typer.Option(help="A turn that a drain cuts: continue (it goes on by itself), or wait.  [default: wait]"),
+    ] = None,
     model: Annotated[str | None, typer.Option(help="The agent's model.")] = None,
     permission_mode: Annotated[str | None, typer.Option(help=f"The agent's own: {', '.join(_MODES)}.")] = None,
     agents_dir: AgentsDirOption = None,
@@ -69,45 +81,66 @@ def run(
 ) -> None:
     """Submit a prompt and follow the response. The first Ctrl-C interrupts it, the second detaches."""
     from tether.ids import new_id
-    from tether.prompt import AgentSpec
+    from tether.prompt import Continuation, ResumeChoice
     from tether_cli import talk
 
-    if approve not in _POLICIES:
-        raise CliError(f"--approve must be one of {', '.join(_POLICIES)}", exit_code=Exit.USAGE)
-    if mode not in _PROMPT_MODES:
-        raise CliError(f"--mode must be one of {', '.join(_PROMPT_MODES)}", exit_code=Exit.USAGE)
-    if permission_mode is not None and permission_mode not in _MODES:
-        raise CliError(f"--permission-mode must be one of {', '.join(_MODES)}", exit_code=Exit.USAGE)
+    _known("--approve", approve, _POLICIES)
+    _known("--mode", mode, _PROMPT_MODES)
+    _known("--permission-mode", permission_mode, _MODES)
+    _known("--resume", resume, get_args(ResumeChoice))
+    _known("--continuation", continuation, get_args(Continuation))
     from_stdin = prompt == "-"
     text = sys.stdin.read() if from_stdin else prompt
     if not text.strip():
         raise CliError("the prompt is empty", exit_code=Exit.USAGE)
+    wanted = _Wanted(
+        text=text,
+        spec=_spec(agent, model, permission_mode),
+        conversation=talk.token(conversation, "--conversation") if conversation is not None else new_id("conv"),
+        approve=approve,
+        mode=cast("Mode", mode),
+        resume=cast("ResumeChoice | None", resume),
+        continuation=cast("Continuation | None", continuation),
+        from_stdin=from_stdin,
+    )
+    directory = None if workspace is None else _directory(workspace)
+    # A message into a conversation may be for an agent that runs there: only one that is named is looked for first.
+    look = agent is not None or conversation is None
+    raise typer.Exit(int(talk.run(_run(wanted, directory, data, agents_dir, Output(as_json), look))))
+
+
+def _known(option: str, value: str | None, known: tuple[str, ...]) -> None:
+    if value is not None and value not in known:
+        raise CliError(f"{option} must be one of {', '.join(known)}", exit_code=Exit.USAGE)
+
+
+def _spec(agent: str | None, model: str | None, permission_mode: str | None) -> AgentSpec:
+    from tether.prompt import AgentSpec
+
     try:
-        spec = AgentSpec.model_validate({"kind": agent or _AGENT, "model": model, "permission_mode": permission_mode})
+        return AgentSpec.model_validate({"kind": agent or _AGENT, "model": model, "permission_mode": permission_mode})
     except ValueError:
         why = f"--agent {agent!r} is no agent's name"
         raise CliError(why, remedy="see `tether agents list`", exit_code=Exit.USAGE) from None
-    name = talk.token(conversation, "--conversation") if conversation is not None else new_id("conv")
-    directory = None if workspace is None else _directory(workspace)
-    output = Output(as_json)
-    # A message into a conversation may be for an agent that runs there: only one that is named is looked for first.
-    look = agent is not None or conversation is None
-    call = _run(text, spec, name, directory, approve, data, agents_dir, output, from_stdin, cast("Mode", mode), look)
-    raise typer.Exit(int(talk.run(call)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What was typed. `resume`: of the next submission; `workspace` is set where a directory was named."""
+
+    text: str
+    spec: AgentSpec
+    conversation: str
+    approve: str
+    mode: Mode
+    resume: ResumeChoice | None
+    continuation: Continuation | None
+    from_stdin: bool
+    workspace: str | None = None
 
 
 async def _run(
-    text: str,
-    spec: AgentSpec,
-    conversation: str,
-    directory: Path | None,
-    approve: str,
-    data: Path | None,
-    agents_dir: Path | None,
-    output: Output,
-    from_stdin: bool,
-    mode: Mode,
-    look: bool,
+    wanted: _Wanted, directory: Path | None, data: Path | None, agents_dir: Path | None, output: Output, look: bool
 ) -> Exit:
     from tether_cli import talk
     from tether_cli.set import running_or_ephemeral
@@ -116,10 +149,15 @@ async def _run(
         if state.ephemeral:
             output.note("no set is up: one was started for this command and ends with it (`tether up` keeps one)")
         if look:
-            _check_agent(state, spec.kind, output)
-        workspace = None if directory is None else await _assign(state, directory)
+            _check_agent(state, wanted.spec.kind, output)
+        if directory is not None:
+            wanted = replace(wanted, workspace=await _assign(state, directory))
         async with talk.http_client(state) as client:
-            return await _follow(client, state, text, spec, conversation, workspace, approve, output, from_stdin, mode)
+            while True:
+                code, choice = await _follow(client, state, wanted, output)
+                if choice is None:
+                    return code
+                wanted = replace(wanted, resume=choice, mode="auto")
 
 
 def _check_agent(state: SetState, kind: str, output: Output) -> None:
@@ -139,24 +177,24 @@ def _check_agent(state: SetState, kind: str, output: Output) -> None:
         output.warn(f"{kind} has no key and may be refused by its model", remedy)
 
 
-async def _follow(
-    client: Client,
-    state: SetState,
-    text: str,
-    spec: AgentSpec,
-    conversation: str,
-    workspace: str | None,
-    approve: str,
-    output: Output,
-    from_stdin: bool,
-    mode: Mode,
-) -> Exit:
+async def _follow(client: Client, state: SetState, wanted: _Wanted, output: Output) -> tuple[Exit, ResumeChoice | None]:
+    """One submission to its end: the exit code, and with what it is to be sent again where somebody chose that."""
     from tether.client.tracking import ResponseTracker
+    from tether_cli import resuming
     from tether_cli.live import Live, exit_code
     from tether_cli.render import Renderer
     from tether_cli.terminal import Keyboard, Screen
 
-    submission = await client.prompt(conversation, text, agent=spec, workspace=workspace, mode=mode)
+    conversation = wanted.conversation
+    submission = await client.prompt(
+        conversation,
+        wanted.text,
+        agent=wanted.spec,
+        workspace=wanted.workspace,
+        mode=wanted.mode,
+        resume=wanted.resume,
+        continuation=wanted.continuation,
+    )
     if submission.status == "pending":
         output.note("it is stored and waits for its turn; this goes on waiting for it")
     tracker = ResponseTracker(submission.request_id, submission.response_id, submission.execution)
@@ -169,14 +207,14 @@ async def _follow(
             output.note(f"it waits for an answer: {line} allow|deny")
     if output.as_json:
         output.value({"kind": "submission", "conversation": conversation, **_ids(submission)})
-    terminal = sys.stdin.isatty() and sys.stderr.isatty() and not from_stdin and not output.as_json
+    terminal = sys.stdin.isatty() and sys.stderr.isatty() and not wanted.from_stdin and not output.as_json
     live = Live(
         client,
         Screen(),
         output,
         conversation,
         tracker,
-        "all" if approve == "all" else "deny" if approve == "deny" else "ask",
+        "all" if wanted.approve == "all" else "deny" if wanted.approve == "deny" else "ask",
         interrupts=True,
         cursor=submission.cursor,
         renderer=Renderer(prompts=False),
@@ -186,7 +224,10 @@ async def _follow(
     await live.follow()
     code = exit_code(live)
     _tell(live, state, output, code)
-    return code
+    choices = () if live.detached else resuming.choices_of(live)
+    if not choices or live.keyboard is None:
+        return code, None
+    return code, await resuming.choose(live.screen, live.keyboard, choices)
 
 
 def _ids(submission: Any) -> dict[str, Any]:
@@ -210,6 +251,7 @@ def attach_line(state: SetState, conversation: str, cursor: str | None) -> str:
 def _tell(live: Live, state: SetState, output: Output, code: Exit) -> None:
     """How it ended: outcome, cost, duration, ids, where the log is."""
     from tether.fold import UsageTotal
+    from tether_cli import resuming
     from tether_cli.render import duration, money
 
     tracker = live.tracker
@@ -226,6 +268,7 @@ def _tell(live: Live, state: SetState, output: Output, code: Exit) -> None:
                 "detached": live.detached,
                 "partial": tracker.partial,
                 "error": tracker.error,
+                "resume_choices": list(resuming.choices_of(live)),
                 "text": folded.text,
                 "usage": usage.model_dump(mode="json"),
                 "duration_s": round(seconds, 3),
@@ -249,6 +292,8 @@ def _tell(live: Live, state: SetState, output: Output, code: Exit) -> None:
     how = f"{tracker.outcome}{' (in part)' if tracker.partial else ''}"
     unstarted = tracker.outcome == "never_started"  # it has used nothing, and there is nothing of it to look at
     counts = f"{usage.input_tokens} tokens in, {usage.output_tokens} out"
+    if (choices := resuming.choices_of(live)) and live.keyboard is None:
+        say(f"   {resuming.hint(live.conversation, choices, data_option(state.data))}")
     if hint := _HINTS.get(str((tracker.error or {}).get("code", ""))):
         say(f"   {hint}")
     facts = (how, duration(seconds)) if unstarted else (how, money(usage.cost_usd), counts, duration(seconds))

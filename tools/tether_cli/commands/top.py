@@ -206,8 +206,10 @@ def _sandboxes(view: View, width: int) -> Table:
     table = _table(*columns, *([("STARTS", True), ("SANDBOX", False)] if wide else []))
     for one in view.sandboxes:
         cells: list[object] = [short(one.workspace, width, 90 if wide else 44), one.state]
-        cells += ["connected" if one.connected else "away", one.executions]
-        _add(table, *cells, *((one.starts, one.sandbox) if wide else ()), style="" if one.connected else "yellow")
+        asleep = one.state == "suspended"
+        cells += ["connected" if one.connected else "asleep" if asleep else "away", one.executions]
+        style = "dim" if asleep else "yellow" if one.state == "draining" or not one.connected else ""
+        _add(table, *cells, *((one.starts, one.sandbox) if wide else ()), style=style)
     return table
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import signal
 import subprocess
@@ -51,6 +52,15 @@ def up(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the HTTP API; 0 takes a free one.")] = 0,
     agents_dir: AgentsDirOption = None,
     agents_file: AgentsFileOption = None,
+    idle_s: Annotated[
+        float | None,
+        typer.Option(
+            "--idle-s",
+            metavar="SECONDS",
+            help="Suspend a sandbox in which nothing has run for so long; a message wakes it.  "
+            "[default: TETHER_AGENT_IDLE_S, else never]",
+        ),
+    ] = None,
     log_format: Annotated[str, typer.Option(help="console or json")] = "console",
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error")] = "info",
     as_json: JsonOption = False,
@@ -60,6 +70,8 @@ def up(
         raise CliError("--log-format must be console or json", exit_code=Exit.USAGE)
     if log_level not in ("debug", "info", "warning", "error"):
         raise CliError("--log-level must be debug, info, warning or error", exit_code=Exit.USAGE)
+    if idle_s is not None and not 0 < idle_s < math.inf:
+        raise CliError("--idle-s must be more than 0 seconds", exit_code=Exit.USAGE)
     output = Output(as_json)
     from tether_cli.set import SetOptions, unused_settings
 
@@ -73,6 +85,7 @@ def up(
         agents_file=None if agents_file is None else agents_file.expanduser().absolute(),
         log="json" if log_format == "json" else "console",
         log_level=log_level,
+        idle_s=idle_s,
     )
     if detach:
         _detach(options, output)
@@ -136,6 +149,8 @@ def _arguments(options: SetOptions) -> list[str]:
         arguments += ["--agents-dir", str(options.agents_dir)]
     if options.agents_file is not None:
         arguments += ["--agents-file", str(options.agents_file)]
+    if options.idle_s is not None:
+        arguments += ["--idle-s", str(options.idle_s)]
     return arguments
 
 

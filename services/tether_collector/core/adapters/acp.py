@@ -94,7 +94,7 @@ class Acp:
             "replies": 0,
             "start": {
                 "prompt": launch.prompt_id,
-                "content": [dict(part) for part in launch.content],
+                "content": b.opening_content(launch),  # with the history of a lost session in front
                 "cwd": launch.cwd,
                 "session": launch.session,
                 "resume": launch.resume,
@@ -261,7 +261,7 @@ class Acp:
                     return self._session_failed(state, "busy", _explained(message.error))
             return self._failed(state, message.error)
         given = member_of(message.result, ("sessionId",))
-        session = start["session"] if start["resume"] else given
+        session = given or start["session"] if start["resume"] else given  # most name a resumed one no more
         if not isinstance(session, str) or not session:
             return self._refused(state, UNSUPPORTED, "the agent made a session without an id")
         state["session"], state["phase"] = session, "setup"

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
+from tether_collector.core.history import digest_text
 from tether_collector.core.inputs import Draft, OutputLine
 
 
@@ -25,6 +26,8 @@ class Launch:
     """What an execution starts with. `content` is the user's prompt; `session` the native session to make or resume.
 
     `prompt_id` is a uuid derived from the execution (the same on every replay). `key_source` is for people.
+    `fallback`: where the session to resume does not exist, the conversation's history may stand in for it. `history`:
+    it does: {"rows": `tether.history.HistoryRow`s as JSON, oldest first, "partial"}; the session is a new one then.
     """
 
     execution: str
@@ -37,6 +40,17 @@ class Launch:
     permission_mode: str | None = None
     args: Sequence[str] = ()
     key_source: str | None = None
+    fallback: bool = False
+    history: Mapping[str, Any] | None = None
+
+
+def opening_content(launch: Launch) -> list[dict[str, Any]]:
+    """The user's prompt, behind the history where there is one: for a CLI that takes that in a prompt only."""
+    content = [dict(part) for part in launch.content]
+    if launch.history is None:
+        return content
+    text = digest_text(launch.history["rows"], partial=launch.history["partial"])
+    return [{"type": "text", "text": text}, *content]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +125,10 @@ class BackgroundChanged:
 
 @dataclass(frozen=True, slots=True)
 class SessionFailed:
-    """The CLI refused the session: `not_found` or `busy`."""
+    """The CLI refused the session: it does not exist, or has another writer; or it was taken, and nothing of it is
+    there (`not_resumed`; that the CLI began another session is seen without this)."""
 
-    reason: Literal["not_found", "busy"]
+    reason: Literal["not_found", "not_resumed", "busy"]
     detail: str
 
 

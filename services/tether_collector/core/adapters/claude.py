@@ -8,6 +8,8 @@ This module speaks to the CLI: command line, environment, stdin. What it says is
   kind, and a turn is given to the oldest prompt that waits. A uuid is used once, ever: the CLI drops a repeated one.
 * An approval or a question (`can_use_tool`) is answered by its `request_id`; an allow repeats the whole input.
 * An interrupt is acknowledged by `control_response`; the turn's `result` follows.
+* The history of a lost session is the first part of the prompt; where the CLI's own file of it is found again, it is
+  resumed under a name of its own instead, and no history is given.
 * Keys reach the CLI through a descriptor where it can (`secret_descriptors`), else through its environment, which the
   provider fills; nothing of them is here. In the environment every command that the model runs would inherit them.
 """
@@ -66,7 +68,7 @@ class Claude:
         return claude_lines.initial(launch.prompt_id, launch.key_source)
 
     def opening(self, launch: b.Launch) -> Sequence[tuple[str, bytes]]:
-        return [(OPENING, _user(launch.prompt_id, launch.content))]
+        return [(OPENING, _user(launch.prompt_id, b.opening_content(launch)))]
 
     def prompt(self, state: dict[str, Any], control: str, content: Sequence[Mapping[str, Any]]) -> bytes:
         prompt_uuid = str(uuid.uuid5(_NAMESPACE, control))

@@ -1,10 +1,11 @@
 """Codex (`codex app-server`, JSON-RPC over stdin and stdout), pinned to 0.171.0; the native binary, never its wrapper.
 
     initialize ──▶ initialized, thread/start or thread/resume ──▶ turn/start(prompt) ──▶ turn/completed
+                                     └─▶ thread/inject_items ──────▲   (the history of a session that is lost)
 
 This module speaks to the CLI: command line, environment, stdin. What it says is read in `codex_lines.py`, what it asks
-in `codex_asks.py`. Our requests have ids that say what they are: `opening:initialize`, `reply:thread`, `reply:turn`, a
-control's own id, `deny:…`, `clean:…`.
+in `codex_asks.py`. Our requests have ids that say what they are: `opening:initialize`, `reply:thread`, `reply:turn`,
+`reply:history`, a control's own id, `deny:…`, `clean:…`.
 
 * A prompt is a `turn/start` with its control as `clientUserMessageId`, which the CLI echoes in the item of the prompt.
   While a turn runs it is steered into it: the model's reply is cut there, and made anew with the prompt in it. One that
@@ -30,6 +31,7 @@ from tether_collector.core.adapters import base as b
 from tether_collector.core.adapters import codex_asks, codex_lines
 from tether_collector.core.adapters.codex_wire import INITIALIZE, RPC, prompt_input
 from tether_collector.core.adapters.jsonrpc import Notification, Request, Response, classify
+from tether_collector.core.history import response_items
 from tether_collector.core.inputs import OutputLine
 
 # permission mode → approvalPolicy, sandbox
@@ -96,7 +98,10 @@ class Codex:
             thread["model"] = launch.model
         if launch.resume:
             thread.update(threadId=launch.session, excludeTurns=True)
-        return codex_lines.initial(launch.prompt_id, prompt_input(launch.content), thread, launch.key_source)
+        state = codex_lines.initial(launch.prompt_id, prompt_input(launch.content), thread, launch.key_source)
+        if launch.history is not None:
+            state["inject"] = response_items(launch.history["rows"], partial=launch.history["partial"])
+        return state
 
     def opening(self, launch: b.Launch) -> Sequence[tuple[str, bytes]]:
         client = {"name": "tether", "title": "Tether", "version": self.version}

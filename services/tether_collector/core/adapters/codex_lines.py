@@ -24,7 +24,7 @@ from tether_collector.core.adapters import codex_items as items
 from tether_collector.core.adapters import codex_turns as turns
 from tether_collector.core.adapters import segments as seg
 from tether_collector.core.adapters.codex_turns import REFUSED
-from tether_collector.core.adapters.codex_wire import DENY, INITIALIZE, RPC, THREAD, TURN, State
+from tether_collector.core.adapters.codex_wire import DENY, HISTORY, INITIALIZE, RPC, THREAD, TURN, State
 from tether_collector.core.adapters.jsonrpc import INTERNAL_ERROR, Failure, Notification, Response
 from tether_collector.core.inputs import Draft
 
@@ -179,6 +179,8 @@ def answered(state: State, message: Response) -> b.Reading | str:
             return b.Reading((), (b.Reply(THREAD, data),))
         case "thread":
             return _thread(state, result)
+        case "history":
+            return b.Reading((), _first_turn(state))
         case "turn":
             return _turn_given(state, identifier, result)
         case "interrupt":
@@ -226,12 +228,23 @@ def _thread(state: State, result: Params) -> b.Reading:
         if (text := lines.text_of(value, lines.NAME_CHARS if field != "cwd" else lines.DETAIL_CHARS)) is not None:
             bound[field] = text
     state["bound"] = bound
+    told = Draft(ev.SESSION_BOUND, {**bound, "resumable": state["resumable"]})
+    history = state.pop("inject", None)
+    if history is None:
+        return b.Reading((told,), _first_turn(state))
+    state["calls"][HISTORY] = "history"
+    data = RPC.request(HISTORY, "thread/inject_items", {"threadId": session, "items": history})
+    return b.Reading((told,), (b.Reply(HISTORY, data, work=True),))
+
+
+def _first_turn(state: State) -> list[b.Signal]:
+    """The thread has everything that the first turn follows on."""
     opening, state["opening"] = state["opening"], None
-    signals = [b.Reply(TURN, turn_start(state, TURN, state["prompt"], opening or []), work=True)]
+    signals: list[b.Signal] = [b.Reply(TURN, turn_start(state, TURN, state["prompt"], opening or []), work=True)]
     for control, given in state["later"]:
         signals.append(b.Reply(control, turn_start(state, control, control, given), work=True))
     state["later"] = []
-    return b.Reading((Draft(ev.SESSION_BOUND, {**bound, "resumable": state["resumable"]}),), signals)
+    return signals
 
 
 def _turn_given(state: State, identifier: str, result: Params) -> b.Reading:

@@ -10,6 +10,7 @@ from tether_collector.core.adapters.jsonrpc import Dialect
 RPC: Final = Dialect(version=False)
 INITIALIZE: Final = "opening:initialize"
 THREAD: Final = "reply:thread"
+HISTORY: Final = "reply:history"
 TURN: Final = "reply:turn"
 CLEAN: Final = "clean:"
 DENY: Final = "deny:"

@@ -6,6 +6,7 @@ Its vocabulary is close to Tether's, so this is also the shortest example of an 
   A steered one is taken when the turn's steps are over (`model completed`); after a turn that ended otherwise it may
   still get a turn of its own, which is waited for.
 * Usage comes once per turn, before the result, and names the prompt: that is the turn's id.
+* `resumed: false`: the session is another one, whatever its id. The history of a lost one goes with the prompt, apart.
 * Background jobs begin no turns by themselves.
 """
 
@@ -20,6 +21,7 @@ from tether.errors import InvalidError
 from tether_collector.core import lines
 from tether_collector.core.adapters import base as b
 from tether_collector.core.adapters import segments as seg
+from tether_collector.core.history import digest_text
 from tether_collector.core.inputs import Draft, OutputLine
 
 OPENING: Final = "opening:prompt"
@@ -65,7 +67,10 @@ class Scripted:
         }
 
     def opening(self, launch: b.Launch) -> Sequence[tuple[str, bytes]]:
-        return [(OPENING, _line({"type": "prompt", "id": launch.prompt_id, "text": text_of_content(launch.content)}))]
+        message: Line = {"type": "prompt", "id": launch.prompt_id, "text": text_of_content(launch.content)}
+        if launch.history is not None:
+            message["history"] = digest_text(launch.history["rows"], partial=launch.history["partial"])
+        return [(OPENING, _line(message))]
 
     def prompt(self, state: State, control: str, content: Sequence[Mapping[str, Any]]) -> bytes | None:
         return _line({"type": "prompt", "id": control, "text": text_of_content(content)})
@@ -132,6 +137,8 @@ def _session(state: State, line: Line) -> b.Reading | None:
     session = lines.id_of(line.get("session_id"))
     if session is None:
         return None
+    if line.get("resumed") is False:
+        return b.Reading((), (b.SessionFailed("not_resumed", f"the agent resumed nothing and began {session}"),))
     bound: Line = {"native_session": session, "resumable": state["resumable"]}
     if version := lines.text_of(line.get("version"), lines.NAME_CHARS):
         bound["cli_version"] = version

@@ -1,0 +1,314 @@
+"""Answers to drain, suspend, delete, drain-status and resume (`requests` gives their shapes).
+
+Each writes its order into the sandbox's record by compare-and-set, and answers what the record says then; `lifecycle`
+does the rest, here or wherever the record is seen. So an answer that is lost loses nothing: the same request again
+joins what it began.
+
+Suspend and a delete that saves nothing look before they order: at executions, at prompts that wait, at the compute. The
+order counts on exactly the revision that was read before that look, so a start that came in between has it looked
+at again.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import structlog
+
+from tether.blobs import read_blob
+from tether.checkpoint import CheckpointReference, decode_manifest
+from tether.errors import BusError, Code, InvalidError, Problem, ProblemError, problem
+from tether.events import BlobRef
+from tether.failpoints import failpoint
+from tether.limits import CHECKPOINT_MANIFEST_BYTES_MAX
+from tether.ports import Bus
+from tether.sandbox import CAN_DRAIN, DrainOrder, DrainReport, SandboxRecord
+from tether_agent.config import AgentSettings
+from tether_agent.core import draining, idle
+from tether_agent.core.sandbox import DeleteOrdered, DrainOrdered, Purpose, joins
+from tether_agent.lifecycle import Lifecycle, work_waits
+from tether_agent.providers import NotReadyError, Provider
+from tether_agent.providers.lost import open_executions
+from tether_agent.records import Applied, MovedError, SandboxRecords
+from tether_agent.requests import (
+    Answer,
+    DeleteRequest,
+    DrainRequest,
+    DrainStatusRequest,
+    Handling,
+    ResumeRequest,
+    SuspendRequest,
+    parse,
+)
+from tether_agent.waking import Kept, Waker, now_ms
+
+_ROUNDS_MAX: Final = 8  # of records that moved on under a look
+_BUSY_MAX: Final = 16  # executions that a refusal names
+_RETRY_S: Final = 1.0
+NOT_KEPT: Final = "it was deleted without a checkpoint, as asked"
+NO_CHECKPOINT: Final = "there is no checkpoint of it"
+_log = structlog.get_logger("tether_agent")
+
+
+class Operations:
+    """See the module's docstring."""
+
+    def __init__(self, bus: Bus, provider: Provider, lifecycle: Lifecycle, settings: AgentSettings) -> None:
+        self._bus = bus
+        self._provider = provider
+        self._lifecycle = lifecycle
+        self._settings = settings
+        self._sandboxes = SandboxRecords(bus)
+        self._waker = Waker(bus, provider)
+
+    @property
+    def handlers(self) -> dict[str, Handling]:
+        """By verb, for `Requests`."""
+        verbs = {
+            "drain": self.drain,
+            "suspend": self.suspend,
+            "delete": self.delete,
+            "drain-status": self.status,
+            "resume": self.resume,
+        }
+        return {verb: _guarded(handler) for verb, handler in verbs.items()}
+
+    async def drain(self, data: bytes) -> Answer:
+        request = parse(DrainRequest, data)
+        record, _ = await self._found(request.tenant, request.workspace)
+        joined = joins(record, request.drain_id)
+        if not joined and record.state == "active":
+            await self._check_can_drain(record)
+        applied = await self._order(request, "drain", None)
+        return self._told(applied, request.drain_id, joined or not applied.wrote)
+
+    async def suspend(self, data: bytes) -> Answer:
+        request = parse(SuspendRequest, data)
+        for _ in range(_ROUNDS_MAX):
+            record, revision = await self._found(request.tenant, request.workspace)
+            if not joins(record, request.drain_id) and record.state == "active":
+                await self._check_can_drain(record)
+                if not request.force:
+                    await self._check_idle(record)
+            try:
+                applied = await self._order(request, "suspend", None if request.force else revision)
+            except MovedError:
+                continue
+            return self._told(applied, request.drain_id, not applied.wrote)
+        raise NotReadyError("the sandbox's record changes too fast")
+
+    async def delete(self, data: bytes) -> Answer:
+        request = parse(DeleteRequest, data)
+        for _ in range(_ROUNDS_MAX):
+            record, revision = await self._found(request.tenant, request.workspace)
+            running = record.drain if record.state in ("draining", "deleting") else None
+            if (
+                running is not None
+                and running.purpose == "delete"
+                and (request.checkpoint or record.state == "deleting")
+            ):
+                return self._told(Applied(record, revision, wrote=False), request.drain_id, joined=True)
+            try:
+                applied = await self._delete(request, record, revision)
+            except MovedError:
+                continue
+            return self._told(applied, request.drain_id, not applied.wrote)
+        raise NotReadyError("the sandbox's record changes too fast")
+
+    async def status(self, data: bytes) -> Answer:
+        request = parse(DrainStatusRequest, data)
+        record, _ = await self._sandboxes.read(request.tenant, request.workspace)
+        report = None if record is None else record.drained
+        if record is not None and report is not None and request.drain_id in (None, report.drain):
+            return _answer(report, record.state, joined=False)
+        kept = await self._waker.kept(request.tenant, request.workspace)
+        reference = kept.reference
+        if reference is not None and request.drain_id == reference.drain:
+            # The record went on since then, or is deleted: what that drain made is there still.
+            state = "deleted" if record is None else record.state
+            return _answer(_report_of(kept, reference), state, joined=False)
+        if record is None:
+            raise ProblemError(problem(Code.NOT_FOUND, "workspace: there is no sandbox of it"))
+        raise ProblemError(problem(Code.NOT_FOUND, "drain_id: the sandbox knows of no such operation"))
+
+    async def resume(self, data: bytes) -> Answer:
+        request = parse(ResumeRequest, data)
+        applied = await self._waker.woken(request.tenant, request.workspace)
+        self._lifecycle.begun(applied)
+        assert applied.record is not None
+        record = applied.record
+        reference = (await self._waker.kept(request.tenant, request.workspace)).reference
+        shown = None if reference is None else reference.model_dump(mode="json", exclude_none=True)
+        return {
+            "state": record.state,
+            "woken": applied.wrote and record.state == "resuming",
+            "checkpoint": shown,
+            "checkpoint_revision": record.checkpoint_revision,
+        }
+
+    # --- orders ---
+
+    def _of(self, request: DrainRequest, purpose: Purpose) -> DrainOrder:
+        settings = self._settings
+        return DrainOrder(
+            drain=request.drain_id,
+            purpose=purpose,
+            reason=request.reason,
+            grace_s=settings.agent_drain_grace_s if request.grace_s is None else request.grace_s,
+            store=request.store or settings.agent_checkpoint_store,
+            include=request.include or settings.agent_checkpoint_include,
+            began_at=now_ms(),
+        )
+
+    async def _order(self, request: DrainRequest, purpose: Purpose, expect: int | None) -> Applied:
+        """Raises MovedError, NotReadyError, ProblemError, BusError."""
+        event = DrainOrdered(self._of(request, purpose), now_ms())
+        applied = await self._sandboxes.apply(request.tenant, request.workspace, event, expect=expect)
+        if applied.wrote:
+            failpoint("agent.drain.ordered")
+            where = {"tenant": request.tenant, "workspace": request.workspace}
+            _log.info("drain_ordered", **where, drain=request.drain_id, purpose=purpose)
+            self._lifecycle.begun(applied)
+        return applied
+
+    async def _delete(self, request: DeleteRequest, record: SandboxRecord, revision: int) -> Applied:
+        """Raises MovedError, NotReadyError, ProblemError, BusError."""
+        over = record.state == "active" and self._ended(record)
+        if record.state == "active" and request.checkpoint and not over:
+            await self._check_can_drain(record)
+            return await self._order(request, "delete", revision)
+        report = await self._existing(request, record)
+        event = DeleteOrdered(self._of(request, "delete"), report, now_ms(), checkpoint=request.checkpoint, over=over)
+        applied = await self._sandboxes.apply(request.tenant, request.workspace, event, expect=revision)
+        if applied.wrote:
+            failpoint("agent.delete.ordered")
+            where = {"tenant": request.tenant, "workspace": request.workspace}
+            _log.info("delete_ordered", **where, drain=request.drain_id, unsaved=report.unsaved)
+            self._lifecycle.begun(applied)
+        return applied
+
+    def _ended(self, record: SandboxRecord) -> bool:
+        """The provider says that nothing of it runs."""
+        statuses = self._provider.statuses()
+        return any(
+            each.ended and (each.tenant, each.workspace) == (record.tenant, record.workspace) for each in statuses
+        )
+
+    async def _existing(self, request: DeleteRequest, record: SandboxRecord) -> DrainReport:
+        """The checkpoint that stays, verified where it is relied on. Raises ProblemError, BusError."""
+        kept = await self._waker.kept(record.tenant, record.workspace)
+        reference = kept.reference
+        unsaved = None if reference is not None else NO_CHECKPOINT
+        if record.state in ("active", "draining") and not request.checkpoint:
+            unsaved = NOT_KEPT
+        elif reference is not None and request.checkpoint:
+            await self._verify(reference)
+        return DrainReport(
+            drain=request.drain_id,
+            state="running",
+            phase="releasing",
+            purpose="delete",
+            checkpoint=reference,
+            checkpoint_revision=kept.revision,
+            unsaved=unsaved,
+        )
+
+    async def _verify(self, reference: CheckpointReference) -> None:
+        """The manifest is there, and is the one that is named. Raises ProblemError, BusError."""
+        tenant, workspace = reference.tenant, reference.workspace
+        data = None
+        if reference.stored != "blobs":
+            data = await self._provider.manifest(tenant, workspace, reference.checkpoint)
+        if data is None and reference.stored != "volume":
+            named = BlobRef(digest=reference.manifest, bytes=reference.manifest_bytes, kind="checkpoint")
+            data = await read_blob(self._bus, tenant, workspace, named, bytes_max=CHECKPOINT_MANIFEST_BYTES_MAX)
+        why = "its manifest is not to be found"
+        if data is not None:
+            try:
+                decode_manifest(data, reference)
+            except InvalidError as error:
+                why = f"{error.field} {error.remedy}"
+            else:
+                return
+        detail = f"the checkpoint {reference.checkpoint} cannot be read: {why}; `checkpoint: false` deletes without it"
+        raise ProblemError(problem(Code.CHECKPOINT_FAILED, detail, retryable=False))
+
+    # --- looks ---
+
+    async def _found(self, tenant: str, workspace: str) -> tuple[SandboxRecord, int]:
+        """Raises ProblemError, NotReadyError, BusError."""
+        record, revision = await self._sandboxes.read(tenant, workspace)
+        if record is None:
+            raise ProblemError(problem(Code.NOT_FOUND, "workspace: there is no sandbox of it"))
+        return record, revision
+
+    async def _check_can_drain(self, record: SandboxRecord) -> None:
+        """Raises ProblemError where its collector is known not to. One that is away is found out about later."""
+        registration = await self._sandboxes.registration(record.tenant, record.workspace, record.sandbox)
+        if registration is not None and CAN_DRAIN not in registration.capabilities:
+            raise ProblemError(draining.cannot_drain())
+
+    async def _check_idle(self, record: SandboxRecord) -> None:
+        """Raises ProblemError (SESSION_BUSY) naming who is active; BusError."""
+        tenant, workspace = record.tenant, record.workspace
+        busy: dict[str, dict[str, str]] = {}
+        for target in await open_executions(self._bus, tenant, workspace):
+            named = {"conversation": target.conversation, "execution": target.execution, "state": "open"}
+            busy[target.execution] = named
+        registration = await self._sandboxes.registration(tenant, workspace, record.sandbox)
+        for target, state in [] if registration is None else idle.living(registration):
+            named = {"conversation": target.conversation, "execution": target.execution, "state": state}
+            busy[target.execution] = named
+        if not busy and not await work_waits(self._bus, tenant, workspace):
+            return
+        who = list(busy.values())[:_BUSY_MAX]
+        detail = ", ".join(f"{each['conversation']} ({each['state']})" for each in who) or "a prompt that waits"
+        found = problem(Code.SESSION_BUSY, f"the sandbox is busy: {detail}; `force` cuts them", executions=who)
+        raise ProblemError(found)
+
+    def _told(self, applied: Applied, drain: str, joined: bool) -> Answer:
+        record = applied.record
+        assert record is not None
+        report = record.drained
+        if report is None:
+            # Suspended before this version wrote reports: there is nothing to drain, and what is kept is kept.
+            report = DrainReport(drain=drain, state="done", phase="over")
+        return _answer(report, record.state, joined=joined)
+
+
+def _is_deleting(record: SandboxRecord) -> bool:
+    """A drain runs for a delete."""
+    return record.state == "draining" and record.drain is not None and record.drain.purpose == "delete"
+
+
+def _answer(report: DrainReport, state: str, *, joined: bool) -> Answer:
+    shown = report.model_dump(mode="json", exclude_none=True)
+    return {"report": shown, "purpose": report.purpose or "drain", "state": state, "joined": joined}
+
+
+def _report_of(kept: Kept, reference: CheckpointReference) -> DrainReport:
+    return DrainReport(
+        drain=reference.drain,
+        state="done",
+        phase="over",
+        executions=reference.executions,
+        checkpoint=reference,
+        checkpoint_revision=kept.revision,
+    )
+
+
+def _guarded(handler: Handling) -> Handling:
+    """What is not possible now is an answer too."""
+
+    async def answer(data: bytes) -> Answer:
+        found: Problem
+        try:
+            return await handler(data)
+        except NotReadyError as error:
+            code = Code.DRAINING if error.soon else Code.RUNTIME_UNAVAILABLE
+            found = problem(code, str(error), retry_after_s=_RETRY_S)
+        except BusError as error:
+            found = problem(Code.RUNTIME_UNAVAILABLE, f"the bus: {error.detail}", retry_after_s=_RETRY_S)
+        raise ProblemError(found)
+
+    return answer

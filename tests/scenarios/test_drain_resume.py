@@ -1,0 +1,189 @@
+"""D1, D3, D7, D10–D13: drain, suspend and resume through the whole set, with the scripted agent."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from support_local_set import Http, collector_in, eventually, processes_of
+from tether import ids
+from tether.processes import is_running, send_signal
+from tether_cli.set import ServiceSet, SetOptions
+from tether_cli.state import SetState
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(120)]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def up(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[SetState]:
+    data = tmp_path_factory.mktemp("drain") / "data"
+    async with ServiceSet(SetOptions(data=data, log="quiet")) as running:
+        yield running.state
+    assert processes_of(data) == []
+
+
+async def said(http: Http, conversation: str, text: str) -> None:
+    async def there() -> bool:
+        return any(text in found for found in await http.texts(conversation))
+
+    await eventually(there, f"the text {text!r}")
+
+
+async def sandbox(http: Http, workspace: str) -> dict[str, Any]:
+    answer = await http.client.get(f"/v1/sandboxes/{workspace}")
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+async def reaches(http: Http, workspace: str, state: str) -> None:
+    async def there() -> bool:
+        return (await sandbox(http, workspace)).get("state") == state
+
+    await eventually(there, f"the sandbox {state}")
+
+
+async def drained(http: Http, workspace: str, drain: str, verb: str = "drain", **body: object) -> dict[str, Any]:
+    """The final report of an operation that is begun here."""
+    answer = await http.client.post(f"/v1/sandboxes/{workspace}/{verb}", json={"drain_id": drain, **body})
+    assert answer.status_code == 202, answer.text
+    found: dict[str, Any] = {}
+
+    async def final() -> bool:
+        found.update((await http.client.get(f"/v1/sandboxes/{workspace}/drains/{drain}")).json())
+        return bool(found["state"] != "running")
+
+    await eventually(final, f"the end of {drain}")
+    await reaches(http, workspace, "suspended" if found["state"] == "done" else "active")
+    return found
+
+
+def remove_volume(up: SetState, workspace: str) -> None:
+    [directory] = Path(up.data).rglob(f"workspaces/*/{workspace}")
+    shutil.rmtree(directory)
+
+
+async def execution_of(http: Http, conversation: str, index: int) -> dict[str, Any]:
+    found: dict[str, Any] = (await http.conversation(conversation))["executions"][index]
+    return found
+
+
+async def test_a_turn_that_a_drain_cuts_is_told_and_the_next_prompt_sees_the_earlier_turns(up: SetState) -> None:
+    async with Http(up) as http:
+        await http.prompt("talk", "talk_r1", "remember-the-heron", workspace="wt")
+        await http.ended("talk", 1)
+        await http.prompt("talk", "talk_r2", "busy-now\n!tool build 60000", workspace="wt")
+        await said(http, "talk", "busy-now")
+        collector = collector_in(Path(up.data), "wt")
+        told = await drained(http, "wt", "d1", grace_s=2)
+        [execution] = [one for one in told["executions"] if one["cut"]]
+        assert (told["state"], execution["outcome"]) == ("done", "graceful")
+        assert execution["interrupted"] == ["build"]
+        assert not is_running(collector)
+        second = await execution_of(http, "talk", 1)
+        assert (second["state"], second["outcome"]) == ("ended", "drained")
+        # Reads wake nothing.
+        await http.conversation("talk")
+        assert (await sandbox(http, "wt"))["state"] == "suspended"
+        await http.prompt("talk", "talk_r3", "!recall", workspace="wt")
+        await said(http, "talk", "remember-the-heron")
+        await http.ended("talk", 3)
+        assert (await sandbox(http, "wt"))["state"] == "active"
+        assert not is_running(collector)
+
+
+async def test_a_cut_turn_goes_on_once_where_its_prompt_said_so(up: SetState) -> None:
+    async with Http(up) as http:
+        await http.prompt("goon", "goon_r1", "first-step\n!tool build 60000", workspace="wg", continuation="continue")
+        await said(http, "goon", "first-step")
+        told = await drained(http, "wg", "d1", grace_s=2)
+        answers = await asyncio.gather(*(http.client.post("/v1/sandboxes/wg/resume", json={}) for _ in range(3)))
+        assert sum(answer.json()["woken"] for answer in answers) == 1
+        await http.ended("goon", 2)
+        found = await http.conversation("goon")
+        request = ids.continuation_id(told["checkpoint"]["checkpoint"], "goon")
+        assert [one["request"] for one in found["responses"]] == ["goon_r1", request]
+        assert [one["outcome"] for one in found["responses"]] == ["drained", "completed"]
+
+
+async def test_a_volume_that_is_gone_comes_back_from_the_blobs(up: SetState) -> None:
+    async with Http(up) as http:
+        await http.prompt("cold", "cold_r1", "remember-the-otter", workspace="wc")
+        await http.ended("cold", 1)
+        told = await drained(http, "wc", "d1", store="both", include="workspace")
+        assert told["state"] == "done"
+        await asyncio.to_thread(remove_volume, up, "wc")
+        await http.prompt("cold", "cold_r2", "!recall", workspace="wc")
+        await said(http, "cold", "remember-the-otter")
+
+
+async def test_a_volume_that_is_gone_without_blobs_is_a_typed_failure(up: SetState) -> None:
+    async with Http(up) as http:
+        await http.prompt("none", "none_r1", "remember-nothing", workspace="wn")
+        await http.ended("none", 1)
+        await drained(http, "wn", "d1", store="volume")
+        await asyncio.to_thread(remove_volume, up, "wn")
+        await http.prompt("none", "none_r2", "!recall", workspace="wn")
+
+        async def failed() -> bool:
+            responses = (await http.conversation("none")).get("responses", [])
+            return any(one.get("error", {}).get("code") == "RESUME_FAILED" for one in responses)
+
+        await eventually(failed, "a response that failed with RESUME_FAILED")
+
+
+async def test_sigterm_to_a_collector_is_a_drain_and_the_next_prompt_goes_on(up: SetState) -> None:
+    async with Http(up) as http:
+        await http.prompt("term", "term_r1", "remember-the-crane", workspace="wx")
+        await http.ended("term", 1)
+        await asyncio.to_thread(send_signal, collector_in(Path(up.data), "wx"), signal.SIGTERM)
+        await reaches(http, "wx", "suspended")
+        assert (await sandbox(http, "wx"))["checkpoint"] is not None
+        await http.prompt("term", "term_r2", "!recall", workspace="wx")
+        await said(http, "term", "remember-the-crane")
+
+
+async def test_a_busy_sandbox_is_not_suspended_and_an_idle_one_is_deleted_with_its_checkpoint(up: SetState) -> None:
+    async with Http(up) as http:
+        await http.prompt("busy", "busy_r1", "hold-on\n!tool build 60000", workspace="wb")
+        await said(http, "busy", "hold-on")
+        refused = await http.client.post("/v1/sandboxes/wb/suspend", json={"drain_id": "d1"})
+        assert (refused.status_code, refused.json()["code"]) == (409, "SESSION_BUSY")
+        deleted = await http.client.delete("/v1/sandboxes/wb", params={"drain_id": "d2", "grace_s": 1})
+        assert deleted.status_code == 202, deleted.text
+
+        async def gone() -> bool:
+            return (await http.client.get("/v1/sandboxes/wb")).status_code == 404
+
+        await eventually(gone, "the deletion")
+        told = (await http.client.get("/v1/sandboxes/wb/drains/d2")).json()
+        assert (told["state"], told["sandbox_state"]) == ("done", "deleted")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def idle(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[SetState]:
+    data = tmp_path_factory.mktemp("idle") / "data"
+    async with ServiceSet(SetOptions(data=data, log="quiet", idle_s=1.0)) as running:
+        yield running.state
+    assert processes_of(data) == []
+
+
+async def test_an_idle_sandbox_is_suspended_one_that_waits_for_a_person_is_not_and_a_prompt_wakes_it(
+    idle: SetState,
+) -> None:
+    async with Http(idle) as http:
+        await http.prompt("person", "person_r1", "!ask deploy", workspace="wp")
+        await http.prompt("idle", "idle_r1", "remember-the-swift", workspace="wi")
+        await http.ended("idle", 1)
+        await reaches(http, "wi", "suspended")
+        assert (await sandbox(http, "wp"))["state"] == "active"
+        await http.prompt("idle", "idle_r2", "!recall", workspace="wi")
+        await said(http, "idle", "remember-the-swift")
+        await reaches(http, "wi", "suspended")
+        assert (await sandbox(http, "wp"))["state"] == "active"

@@ -1,0 +1,78 @@
+"""G5, G7, D9 through the whole set with the scripted agent: a session is lost, and what the user sees and may do."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from support_local_set import Http, eventually, processes_of
+from support_writers import Writers
+from tether_cli.set import ServiceSet, SetOptions
+from tether_cli.state import SetState
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(120)]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def up(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[SetState]:
+    data = tmp_path_factory.mktemp("resume") / "data"
+    async with ServiceSet(SetOptions(data=data, log="quiet")) as running:
+        yield running.state
+    assert processes_of(data) == []
+
+
+async def response(http: Http, conversation: str, request: str) -> dict[str, Any]:
+    found = (await http.conversation(conversation))["responses"]
+    return next(one for one in found if one["request"] == request)
+
+
+@pytest.mark.parametrize("how", ["hard", "soft"])
+async def test_d9_a_lost_session_fails_by_name_and_the_next_prompt_chooses(up: SetState, how: str) -> None:
+    async with Http(up) as http:
+        await http.prompt(how, f"{how}-1", f"the number is 4711\n!forget {how}")
+        await http.ended(how, 1)
+        await http.prompt(how, f"{how}-2", "!recall")
+        await http.ended(how, 2)
+        failed = await response(http, how, f"{how}-2")
+        assert (failed["outcome"], failed["error"]["code"]) == ("failed", "RESUME_FAILED")
+        assert failed["error"]["choices"] == ["fresh", "history"]
+        await http.prompt(how, f"{how}-3", "!recall", resume="history")
+        await http.ended(how, 3)
+        assert (await response(http, how, f"{how}-3"))["outcome"] == "completed"
+        assert (await http.texts(how))[-1] == "I remember 1 earlier turns: history"
+        await http.prompt(how, f"{how}-4", "!recall")
+        await http.ended(how, 4)
+        assert (await http.texts(how))[-1].startswith("I remember 2 earlier turns: history"), "the new session goes on"
+
+
+async def test_a_fresh_start_forgets_and_the_new_session_is_the_conversations(up: SetState) -> None:
+    async with Http(up) as http:
+        await http.prompt("fresh", "f1", "remember\n!forget hard")
+        await http.ended("fresh", 1)
+        await http.prompt("fresh", "f2", "!recall", resume="fresh")
+        await http.ended("fresh", 2)
+        assert (await http.texts("fresh"))[-1] == "I remember 0 earlier turns: none"
+        await http.prompt("fresh", "f3", "!recall")
+        await http.ended("fresh", 3)
+        assert (await http.texts("fresh"))[-1].startswith("I remember 1 earlier turns:")
+
+
+async def test_g5_after_a_takeover_the_history_stands_in_by_itself_and_there_is_one_writer(up: SetState) -> None:
+    async with Http(up) as http, Writers() as writers:
+        await http.prompt("taken", "t1", "the number is 4711")
+        await http.ended("taken", 1)
+        await http.prompt("taken", "t2", "!forget hard\nbusy\n!stay\n!tool build 60000")
+
+        async def busy() -> bool:
+            return "busy" in await http.texts("taken")
+
+        await eventually(busy, "the second turn")
+        await http.prompt("taken", "t3", "!recall", mode="takeover")
+        await http.ended("taken", 3)
+        assert (await response(http, "taken", "t3"))["outcome"] == "completed"
+        assert (await http.texts("taken"))[-1] == "I remember 1 earlier turns: history"
+        names = [one["execution"] for one in (await http.conversation("taken"))["executions"]]
+    assert writers.overlaps(names) == []
