@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import get_args
 
 import pytest
@@ -227,3 +228,22 @@ def test_tombstones_are_bounded_and_keep_the_newest(count: int) -> None:
     assert [stone.execution for stone in record.tombstones] == [
         f"exe{number}" for number in range(count - owner.TOMBSTONES_MAX + 1, count + 1)
     ]
+
+
+def test_the_next_process_has_another_session_until_it_tells_which_and_the_last_one_stays_known() -> None:
+    bound = owner.SessionBound("exe1", "n1", "scripted", cli_version="2.1")
+    record = after(admit(1), owner.Started("exe1", "b1", 1, 2), bound, owner.Ended("exe1", "completed", True, 3))
+    record = after(admit(2), owner.Started("exe2", "b1", 1, 4), record=record)
+    assert record.target is not None and record.target.native_session == "n1"
+    record = after(owner.Started("exe2", "b1", 2, 5), record=record)
+    assert record.target is not None
+    assert (record.target.process_generation, record.target.native_session, record.native_session) == (2, None, "n1")
+    record = after(owner.SessionBound("exe2", "n2", "scripted"), record=record)
+    assert (record.native_session, record.native_cli_version) == ("n2", "2.1")
+
+
+def test_an_older_checkpoint_than_the_records_counts_as_none() -> None:
+    record = after(replace(admit(1), checkpoint_revision=7))
+    assert (record.checkpoint_revision, record.checkpoint_generation) == (7, 1)
+    record = after(owner.Ended("exe1", "drained", True, 3), replace(admit(2), checkpoint_revision=7), record=record)
+    assert (record.checkpoint_revision, record.checkpoint_generation, record.generation) == (7, 1, 2)

@@ -209,6 +209,26 @@ async def test_the_chosen_history_begins_a_new_session_with_the_first_process(
         assert len(run.of("execution.started")) == 1 and material(rig) == []
 
 
+@pytest.mark.parametrize("step", ["process_noted", "spawned", "spawn_journaled"])
+async def test_a_crash_while_the_chosen_history_is_prepared_is_continued_with_the_same(
+    bus: NatsBus, nats_server: NatsServer, tenant: str, tmp_path: Path, step: str
+) -> None:
+    async with (
+        collector(bus, nats_server.url, tenant, tmp_path, start=False) as rig,
+        Histories().serving(bus, tenant) as histories,
+    ):
+        await rig.start(crash_at=step)
+        run = await rig.admit("!recall", history_cut=CUT)
+        run.command = run.command.model_copy(update={"resume": "history"})
+        asking = asyncio.create_task(rig.ask_start(run), name="start")
+        assert await rig.exited() == CRASHED, rig.log[-3000:]
+        await asyncio.gather(asking, return_exceptions=True)
+        await rig.start()
+        assert (await run.ended()).body["outcome"] == "completed", rig.log[-3000:]
+        assert len(run.of("session.recovered")) == 1 and len(histories.asked) == 1
+        assert len(prompts(rig)) == 1 and material(rig) == []
+
+
 async def chose(rig: Rig, choice: str) -> Run:
     run = await rig.admit("!recall", history_cut=CUT)
     run.command = run.command.model_copy(update={"resume": choice})
