@@ -9,26 +9,22 @@ from hypothesis import strategies as st
 from tether import events as ev
 from tether.events import Event
 
+CLAIM: dict[str, Any] = {
+    "boot": "b",
+    "instance": "i",
+    "process": 1,
+    "target": {"execution": "e"},
+    "agent": "scripted",
+    "request": "r",
+    "adapter_version": "1",
+}
 TEXT = st.text(alphabet="ab é☃𝄞\n", min_size=0, max_size=5)
 
 
 @st.composite
 def logs(draw: st.DrawFn, *, max_steps: int = 40, ended: bool | None = None) -> list[Event]:
     """Unmerged events, ordinals from 1 without holes. `ended`: force or forbid the terminal events."""
-    drafts: list[tuple[str, dict[str, Any]]] = [
-        (
-            ev.EXECUTION_STARTED,
-            {
-                "boot": "b",
-                "instance": "i",
-                "process": 1,
-                "target": {"execution": "e"},
-                "agent": "scripted",
-                "request": "r",
-                "adapter_version": "1",
-            },
-        )
-    ]
+    drafts: list[tuple[str, dict[str, Any]]] = [(ev.EXECUTION_STARTED, CLAIM)]
     lengths: dict[str, int] = {}
     for _ in range(draw(st.integers(0, max_steps))):
         drafts.append(_step(draw, lengths))
@@ -50,7 +46,7 @@ def _delta(draw: st.DrawFn, kind: str, key: str, name: str, lengths: dict[str, i
 
 def _step(draw: st.DrawFn, lengths: dict[str, int]) -> tuple[str, dict[str, Any]]:
     name = draw(st.sampled_from(["s1", "s2", "s3"]))
-    match draw(st.integers(0, 15)):
+    match draw(st.integers(0, 18)):
         case 0 | 1 | 2 | 3:
             return _delta(draw, ev.TEXT_DELTA, "segment", name, lengths)
         case 4:
@@ -76,5 +72,16 @@ def _step(draw: st.DrawFn, lengths: dict[str, int]) -> tuple[str, dict[str, Any]
             return ev.GAP, {"from": None, "to": None, "reason": "corrupt"}
         case 14:
             return ev.CONTROL_RECEIPT, {"control": name, "verb": "answer", "status": "settled"}
+        case 15:
+            asked = {"interaction": name, "kind": "approval", "name": "Bash"}
+            return ev.INTERACTION_REQUESTED, {
+                **asked,
+                "offered": {"decision": "allow", "control": "c", "text": draw(TEXT)},
+            }
+        case 16:
+            recovered = {"process": 2, "why": "not_found", "source": "export", "rows": draw(st.integers(0, 9))}
+            return ev.SESSION_RECOVERED, {**recovered, "from": draw(st.none() | st.just("lost"))}
+        case 17:  # the execution goes on in another process
+            return ev.EXECUTION_STARTED, {**CLAIM, "process": 2, "target": {"execution": "e", "process_generation": 2}}
         case _:
             return "some.future.type", {"anything": [1, {"x": None}]}

@@ -170,7 +170,9 @@ class ItemView(_Out):
 
 
 class InteractionView(_Out):
-    """Something that waits, or waited, for a human: `tether.fold.InteractionItem` with its execution."""
+    """Something that waits, or waited, for a human: `tether.fold.InteractionItem` with its execution. `offered`: an
+    answer to the same question in an earlier process, of which it is not known that it was applied (`decision`, `text`,
+    `input`, `answers`, `control`): give it again by answering with it."""
 
     execution: str
     interaction: str
@@ -182,6 +184,7 @@ class InteractionView(_Out):
     description: str | None = None
     questions: list[dict[str, Any]] = Field(default_factory=list)
     options: list[dict[str, Any]] = Field(default_factory=list)
+    offered: dict[str, Any] | None = None
     control: str | None = None
 
 

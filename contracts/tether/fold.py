@@ -65,7 +65,7 @@ class ToolItem(_Item):
 
 
 class InteractionItem(_Item):
-    """A question to a human. `asks`: approval | question."""
+    """A question to a human. `asks`: approval | question. `offered`: as `events.InteractionRequested` has it."""
 
     kind: Literal["interaction"] = "interaction"
     id: str
@@ -77,7 +77,23 @@ class InteractionItem(_Item):
     description: str | None = None
     questions: list[dict[str, Any]] = Field(default_factory=list)
     options: list[dict[str, Any]] = Field(default_factory=list)
+    offered: dict[str, Any] | None = None
     control: str | None = None
+
+
+class SessionItem(_Item):
+    """From here on the agent is in a session of its own, with the conversation's history in place of the one that is
+    lost (`from_session`): see `events.SessionRecovered`. `id`: the ordinal of its event."""
+
+    kind: Literal["session"] = "session"
+    id: str
+    process: int
+    why: Literal["not_found", "chosen"]
+    source: Literal["native", "export"]
+    rows: int = 0
+    partial: bool = False
+    from_session: str | None = None
+    detail: str | None = None
 
 
 class RawItem(_Item):
@@ -100,7 +116,7 @@ class GapItem(_Item):
     detail: str | None = None
 
 
-Item = Annotated[TextItem | ToolItem | InteractionItem | RawItem | GapItem, Field(discriminator="kind")]
+Item = Annotated[TextItem | ToolItem | InteractionItem | SessionItem | RawItem | GapItem, Field(discriminator="kind")]
 
 
 class UsageTotal(State):
@@ -351,6 +367,7 @@ class ExecutionFold:
                 description=body.description,
                 questions=[question.model_dump() for question in body.questions],
                 options=body.options,
+                offered=body.offered,
             )
         self._phase_from_interactions()
 
@@ -379,7 +396,7 @@ class ExecutionFold:
             RawItem(id=str(event.ordinal), stream=body.stream, preview=body.preview, bytes=body.bytes, why=body.why)
         )
 
-    def _put(self, item: RawItem | GapItem) -> None:
+    def _put(self, item: RawItem | GapItem | SessionItem) -> None:
         self._items[_key(item)] = item
 
     def _gap(self, key: str, reason: str, first: int | None, last: int | None, detail: str | None) -> None:
@@ -389,9 +406,13 @@ class ExecutionFold:
     # --- the execution itself ---
 
     def _started(self, event: Event) -> None:
+        """Told again where the execution goes on in another process: the target is another, the beginning is not."""
         body = ev.ExecutionStarted.model_validate(event.body)
         state = self._state
-        state.phase, state.started_at = "running", event.at
+        if state.phase == "starting":
+            state.phase = "running"
+        if state.started_at is None:
+            state.started_at = event.at
         state.agent, state.request, state.target = body.agent, body.request, body.target
 
     def _bound(self, event: Event) -> None:
@@ -401,6 +422,21 @@ class ExecutionFold:
         state.resumable = state.resumable or body.resumable
         state.model = body.model or state.model
         state.cli_version = body.cli_version or state.cli_version
+
+    def _recovered(self, event: Event) -> None:
+        body = ev.SessionRecovered.model_validate(event.body)
+        self._put(
+            SessionItem(
+                id=str(event.ordinal),
+                process=body.process,
+                why=body.why,
+                source=body.source,
+                rows=body.rows,
+                partial=body.partial,
+                from_session=body.from_,
+                detail=body.detail,
+            )
+        )
 
     def _model_request(self, event: Event) -> None:
         self._state.model_request = {**event.body, "at": event.at}
@@ -469,6 +505,7 @@ class ExecutionFold:
     _HANDLERS: ClassVar[dict[str, Callable[[ExecutionFold, Event], None]]] = {
         ev.EXECUTION_STARTED: _started,
         ev.SESSION_BOUND: _bound,
+        ev.SESSION_RECOVERED: _recovered,
         ev.TEXT_DELTA: _delta,
         ev.REASONING_DELTA: _delta,
         ev.TEXT_COMPLETED: _completed,

@@ -4,6 +4,7 @@ The newer one (a snapshot with what followed it) decides, but less never replace
 
     completed text that was not explicitly discarded    stays, and the result is `partial`
     a settled tool or interaction                       is not opened again
+    an answer that is offered again                     stays offered
     a whole text                                        is not replaced by its preview
     the end of the execution                            is never followed by anything that runs
 
@@ -15,7 +16,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tether.fold import ExecutionState, GapItem, InteractionItem, Item, RawItem, TextItem, ToolItem, UsageTotal
+from tether.fold import (
+    ExecutionState,
+    GapItem,
+    InteractionItem,
+    Item,
+    RawItem,
+    SessionItem,
+    TextItem,
+    ToolItem,
+    UsageTotal,
+)
 
 OWN_GAP: Final = "skip-"  # ids of gaps that a reader recorded itself; the log's have the event's ordinal
 _TOOL_RANK: Final = {"running": 0, "unknown": 1, "interrupted": 2, "ok": 2, "error": 2}
@@ -96,7 +107,7 @@ def _items(mine: ExecutionState, theirs: ExecutionState) -> tuple[list[Item], bo
             previous = key
         elif _stays(item, theirs):
             behind.setdefault(previous, []).append(item)
-            lost = lost or not isinstance(item, GapItem | RawItem)
+            lost = lost or not isinstance(item, GapItem | RawItem | SessionItem)
     merged: list[Item] = list(behind.get(None, ()))
     for item in theirs.items:
         key = _key(item)
@@ -139,6 +150,8 @@ def _item(mine: Any, theirs: Item) -> tuple[Item, bool]:
         case InteractionItem() if isinstance(mine, InteractionItem):
             if mine.state != "pending" and theirs.state == "pending":
                 return mine, False
+            if theirs.offered is None and mine.offered is not None:
+                return theirs.model_copy(update={"offered": mine.offered}), False
             return theirs, False
         case _:
             return theirs, False

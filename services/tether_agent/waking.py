@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import Literal
 
 import structlog
 
@@ -31,6 +32,7 @@ from tether_agent.providers import Provider
 from tether_agent.records import Applied, OwnerRecords, References, SandboxRecords
 
 _log = structlog.get_logger("tether_agent")
+Cause = Literal["prompt", "request"]  # of a wake: a start needs the sandbox, or somebody asks for it
 
 
 def now_ms() -> int:
@@ -72,7 +74,7 @@ class Waker:
         """Somebody asks for it: the record says so. Raises NotReadyError, ProblemError, BusError."""
         return await self._counted(tenant, workspace, Woken(now_ms()), "request")
 
-    async def _counted(self, tenant: str, workspace: str, event: SandboxInput, cause: str) -> Applied:
+    async def _counted(self, tenant: str, workspace: str, event: SandboxInput, cause: Cause) -> Applied:
         applied = await self._sandboxes.apply(tenant, workspace, event)
         if applied.wrote and applied.record is not None and applied.record.state == "resuming":
             failpoint("agent.resume.ordered")

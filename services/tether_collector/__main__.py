@@ -12,10 +12,15 @@ import gc
 import sys
 from typing import Final
 
-from tether.service import run
-from tether.settings import load_or_exit
-from tether_collector.config import CollectorSettings
-from tether_collector.service import on_signals, run_collector
+# Whoever wakes a sandbox waits for these imports: without looking for garbage, of which they make none, and without
+# structlog's rich, of which the collector uses nothing, they take a quarter less.
+gc.disable()
+sys.modules.setdefault("rich", None)  # type: ignore[arg-type]  # as if it were not installed
+
+from tether.service import run  # noqa: E402
+from tether.settings import load_or_exit  # noqa: E402
+from tether_collector.config import CollectorSettings  # noqa: E402
+from tether_collector.service import on_signals, run_collector  # noqa: E402
 
 # A flood makes objects that live until its end: the collector looks at the young ones less often than every 700, and
 # never again at what was imported (half of the CPU time of a flood, measured).
@@ -26,6 +31,7 @@ def main() -> int:
     settings = load_or_exit(CollectorSettings)
     gc.freeze()
     gc.set_threshold(*GC_AFTER)
+    gc.enable()
 
     code = 0
 

@@ -66,6 +66,8 @@ def externalise(event: Event) -> tuple[Event, Blob | None]:
         blob = _take(body, field)
     if _size(body) > EVENT_BODY_BYTES_MAX:
         body = {name: value if name in ("blob", field) else _shorten(value) for name, value in body.items()}
+        if body.get("offered") != event.body.get("offered"):
+            del body["offered"]  # a part of an answer is another answer, and would be given as it stands
     return event.model_copy(update={"body": body}), blob
 
 

@@ -21,7 +21,7 @@ from typing import Final
 from tether.checkpoint import FOLDER, KEPT_MAX, LEFT_OUT_MAX, CheckpointFile, DrainedExecution, Include, LeftOut
 from tether.limits import MIB
 from tether.service import write_whole
-from tether_collector.core.checkpoint_rules import JOURNAL, Kind, LeaveOut, Take, bad_path, judge, too_much
+from tether_collector.core.checkpoint_rules import JOURNAL, Kind, LeaveOut, Take, bad_path, judge, too_deep, too_much
 from tether_collector.journal import copy_journal
 
 READ_BYTES: Final = 1 * MIB
@@ -55,10 +55,14 @@ class Found:
 
     def add(self, file: CheckpointFile) -> None:
         """Raises UnfitFileError beyond a limit."""
+        self.check_room(file.path, file.bytes)
         self.files.append(file)
         self.size_bytes += file.bytes
-        if (why := too_much(len(self.files), self.size_bytes)) is not None:
-            raise UnfitFileError(f"{why}; {file.path} is one too many")
+
+    def check_room(self, path: str, size_bytes: int) -> None:
+        """Also before a file is read: one that is sparse has no end that is worth waiting for. Raises UnfitFileError."""
+        if (why := too_much(len(self.files) + 1, self.size_bytes + size_bytes)) is not None:
+            raise UnfitFileError(f"{why}; {path} is one too many")
 
 
 def work_folder(workspace: Path, checkpoint: str) -> Path:
@@ -114,7 +118,7 @@ def _walk(workspace: Path, folder: str, include: Include, found: Found) -> bool:
             if verdict.said:
                 found.leave_out(_printable(path), verdict.why)
             continue
-        if (why := bad_path(path)) is not None:
+        if (why := bad_path(path) or too_deep(path)) is not None:
             raise UnfitFileError(f"{_printable(path)} cannot be kept: {why}")
         if is_folder:
             if not _walk(workspace, path, include, found) and verdict.kind != "state":
@@ -125,9 +129,10 @@ def _walk(workspace: Path, folder: str, include: Include, found: Found) -> bool:
     return some
 
 
-def _entries(folder: Path) -> Iterator[os.DirEntry[str]]:
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    """No descriptor is held while what lies in the folder is walked."""
     with os.scandir(folder) as entries:
-        yield from sorted(entries, key=lambda entry: entry.name)
+        return sorted(entries, key=lambda entry: entry.name)
 
 
 def _take(workspace: Path, path: str, entry: os.DirEntry[str], verdict: Take, found: Found) -> bool:
@@ -138,6 +143,7 @@ def _take(workspace: Path, path: str, entry: os.DirEntry[str], verdict: Take, fo
         if stat.S_ISLNK(facts.st_mode):
             found.add(_link(path, os.readlink(entry.path), verdict.kind))  # noqa: PTH115
         elif stat.S_ISREG(facts.st_mode):
+            found.check_room(path, facts.st_size)
             source = workspace / path
             if verdict.kind == "state":
                 source = found.sources[path] = _hold(source, found.work / f"state-{len(found.files)}")
@@ -175,11 +181,11 @@ def _digest(path: Path) -> tuple[int, str]:
         with open_file(path) as descriptor:
             before = os.fstat(descriptor)
             digest, size = hashlib.sha256(), 0
-            while data := os.read(descriptor, READ_BYTES):
+            while size <= before.st_size and (data := os.read(descriptor, READ_BYTES)):
                 digest.update(data)
                 size += len(data)
             after = os.fstat(descriptor)
-        if size == after.st_size and before.st_mtime_ns == after.st_mtime_ns:
+        if size == before.st_size == after.st_size and before.st_mtime_ns == after.st_mtime_ns:
             return size, digest.hexdigest()
     raise UnfitFileError(f"{path} is being written while the checkpoint is made")
 

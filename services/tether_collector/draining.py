@@ -49,7 +49,7 @@ LOOK_S: Final = 0.05  # between looks at the executions: who leaves tells nobody
 LINGER_S: Final = (
     30.0  # a report that nobody asks for: whoever ordered the drain is gone, and starts the collector again
 )
-AFTER_REPLY_S: Final = 0.5  # for the reply that carried it to be out
+AFTER_REPLY_S: Final = 0.1  # for the reply that carried it to be out; one that is lost is asked for again
 CHECKPOINT_SHARE: Final = 0.25  # of SIGTERM's grace, for what comes after the last process: log, checkpoint, reference
 FAILED_EXIT: Final = 75  # EX_TEMPFAIL: the drain that SIGTERM asked for has failed
 SANDBOX: Final = "_"  # stands for a conversation where the highest token of the sandbox's own controls is kept
@@ -234,8 +234,6 @@ class Drainer:
         match phase:
             case "leaving":
                 self._around.step("drain_leaving")
-            case "killing":
-                self._around.step("drain_killing")
             case "publishing":
                 self._around.step("drain_publishing")
             case "checkpoint":
@@ -244,8 +242,8 @@ class Drainer:
                 self._around.step("drain_releasing")
             case "over":
                 self._around.step("drain_over")
-            case "turn":
-                pass  # it is journaled so
+            case "turn" | "killing":
+                pass  # the first is journaled with the order; the second is passed unseen where they die fast enough
 
     async def _do(self, want: core.Effect) -> None:
         state = self._state

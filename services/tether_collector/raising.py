@@ -44,7 +44,7 @@ _log = structlog.get_logger("tether.collector")
 async def raise_process(around: Surroundings, start: Start, process: AgentProcess) -> None:
     alive = await process.adopt()
     around.step("adopted" if alive else "nobody_adopted")
-    which = "" if start.target.process_generation == FIRST_PROCESS else "next_"
+    first = start.target.process_generation == FIRST_PROCESS
     may = start.target.boot == around.settings.boot and not around.settings.recovery
     if not alive and not process.spawned and start.phase != "spawned" and may:
         spec = await _spec(around, start, process)
@@ -55,11 +55,11 @@ async def raise_process(around: Surroundings, start: Start, process: AgentProces
         elif spec is not None:
             failure = spec
             process.append_dead("note", {"kind": "spawn_failed"}, {"detail": spec}, unless="note")
-        around.step(f"{which}spawned")
+        around.step("spawned" if first else "next_spawned")
         _log.info("agent_started" if failure is None else "agent_failed", detail=failure)
     if start.phase != "spawned":
         around.journal.set_phase(start.execution, "spawned")
-        around.step(f"{which}spawn_journaled")
+        around.step("spawn_journaled" if first else "next_spawn_journaled")
     around.material.drop(start.execution, start.target.process_generation)
 
 

@@ -105,6 +105,24 @@ def crafted() -> list[dict[str, Any]]:
                 "options": [{"id": "a", "label": "Always", "kind": "allow_always"}],
             },
         ),
+        (
+            ev.INTERACTION_REQUESTED,
+            {"interaction": "l", "kind": "approval", "offered": {"decision": "deny", "text": None, "control": "c"}},
+        ),
+        (ev.EXECUTION_STARTED, {**STARTED, "process": 2, "target": {"execution": "e", "process_generation": 2}}),
+        (ev.SESSION_RECOVERED, {"process": 2, "why": "chosen", "source": "native"}),
+        (
+            ev.SESSION_RECOVERED,
+            {
+                "process": 3,
+                "why": "not_found",
+                "source": "export",
+                "rows": 4,
+                "partial": True,
+                "from": "n",
+                "detail": "x",
+            },
+        ),
         (ev.INTERACTION_RESOLVED, {"interaction": "i", "outcome": "answered", "control": "c"}),
         (ev.INTERACTION_RESOLVED, {"interaction": "i", "outcome": "denied"}),
         (ev.CONTROL_RECEIPT, {"control": "c", "verb": "answer", "status": "settled", "interaction": "i"}),
@@ -145,6 +163,9 @@ def crafted() -> list[dict[str, Any]]:
         (ev.TOOL_COMPLETED, {"tool": "t", "status": "wonderful"}),
         (ev.INTERACTION_REQUESTED, {"interaction": "i", "kind": "question", "questions": [{"id": "q"}]}),
         (ev.INTERACTION_REQUESTED, {"interaction": "i", "kind": "approval", "options": ["always"]}),
+        (ev.INTERACTION_REQUESTED, {"interaction": "i", "kind": "approval", "offered": "allow"}),
+        (ev.SESSION_RECOVERED, {"process": 2, "why": "forgotten", "source": "export"}),
+        (ev.SESSION_RECOVERED, {"why": "chosen", "source": "export"}),
         (ev.RESPONSE_ENDED, {"outcome": "grand"}),
         (ev.EXECUTION_ENDED, {"outcome": "completed", "proof": {"method": "hearsay", "at": 1}}),
         (ev.USAGE, {"turn": "1", "input_tokens": "many"}),
@@ -227,7 +248,7 @@ def random_vectors() -> list[dict[str, Any]]:
 async def test_the_same_events_make_the_same_state_as_in_python(page: Page) -> None:
     vectors = [*crafted(), of_conversation(), *random_vectors()]
     kinds = {item["kind"] for one in vectors for item in one["state"].get("items", [])}
-    assert kinds == {"text", "reasoning", "tool", "interaction", "raw", "gap"}
+    assert kinds == {"text", "reasoning", "tool", "interaction", "session", "raw", "gap"}
     assert {"applied", "duplicate", "hole"} <= {answer for one in vectors for answer in one["answers"]}
     await static_pages(page)
     # As text: a JSON value passes as it is, surrogates and integral floats too.

@@ -12,7 +12,7 @@ import pytest
 
 import tether_backend
 from support_backend import Log, ended, event, running_backend, text_delta, token_of
-from support_page import shown, sign_in
+from support_page import assert_accessible, assert_fits, shown, sign_in
 from tether import events as ev
 from tether.bus import NatsBus
 from tether.events import Event
@@ -249,6 +249,76 @@ async def test_what_an_agent_offers_beyond_this_once_is_a_button_that_sends_it(
             "answers": {"option": ["yes-ever"]},
             "execution": "e1",
         }
+
+
+@pytest.mark.parametrize(
+    ("ask", "words", "sent"),
+    [
+        (
+            {
+                "kind": "approval",
+                "name": "Bash",
+                "input": {"command": "ls"},
+                "offered": {"decision": "allow", "control": "k"},
+            },
+            "Allow",
+            {"decision": "allow"},
+        ),
+        (
+            {
+                "kind": "approval",
+                "name": "Bash",
+                "offered": {"decision": "deny", "text": "not today", "answers": {"option": ["of-old"]}},
+            },
+            "Deny: not today",
+            {"decision": "deny", "text": "not today"},
+        ),
+        (
+            {
+                "kind": "approval",
+                "name": "Bash",
+                "options": [{"id": "ever", "label": "Always allow ls", "kind": "allow_always"}],
+                "offered": {"decision": "allow", "answers": {"option": ["ever"]}},
+            },
+            "Always allow ls",
+            {"decision": "allow", "answers": {"option": ["ever"]}},
+        ),
+        (
+            {
+                "kind": "question",
+                "questions": [{"id": "q", "question": "Which?", "options": [{"label": "Red"}, {"label": "Blue"}]}],
+                "offered": {"decision": "allow", "answers": {"q": ["Blue"]}},
+            },
+            "Blue",
+            {"decision": "allow", "answers": {"q": ["Blue"]}},
+        ),
+    ],
+    ids=["allow", "deny", "option", "question"],
+)
+async def test_an_answer_from_before_is_given_again_by_one_key_and_only_by_whoever_answers(
+    page: Page, bus: NatsBus, tenant: str, tmp_path: Path, ask: dict[str, Any], words: str, sent: dict[str, Any]
+) -> None:
+    async with backend(bus, tenant, tmp_path) as (running, log):
+        await log.prompt("q1", "r1", "e1")
+        recovered = {"process": 2, "why": "not_found", "source": "export", "rows": 12, "partial": True, "from": "old"}
+        asked = event(3, ev.INTERACTION_REQUESTED, {"interaction": "i", **ask})
+        await log.frame("e1", [log.started("e1"), event(2, ev.SESSION_RECOVERED, recovered), asked])
+        await log.own("e1")
+        await running.projected("c1", "e1", 3)
+        await open_c1(page, running)
+        await page.wait_for_selector(f".ask >> text=You answered this before: {words}. Give the same answer again?")
+        told = await page.inner_text(".item.session")
+        assert "earlier session is lost" in told and "12 rows" in told and "left out" in told
+        await assert_accessible(page)
+        await assert_fits(page)
+        again = page.locator(".ask button", has_text="Give the same answer")
+        assert await again.count() == 1 and await page.locator(".ask button.primary").count() == 1
+        await page.focus(".ask pre" if "input" in ask else ".ask h4")
+        await page.keyboard.press("Tab")
+        assert await again.evaluate("(node) => node === document.activeElement"), "it comes before the other answers"
+        async with page.expect_request(lambda request: "/interactions/" in request.url) as request:
+            await page.keyboard.press("Enter")
+        assert (await request.value).post_data_json == {**sent, "execution": "e1"}
 
 
 async def test_new_text_is_told_to_a_screen_reader_once_and_replayed_text_is_not(

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
+from tether.sandbox import DrainOrder
+from tether_agent.waking import Cause
 from tether_metrics import figures, unknown_names, with_tables
 
 ROOT = Path(__file__).parents[2]
 DASHBOARD = ROOT / "deploy/grafana/tether.json"
 RULES = ROOT / "deploy/prometheus/alerts.yaml"
 # Of the service-supplied labels: what can be a value is decided by code or configuration, never by a user's text.
-LABELS = {"outcome", "state", "reason", "verb", "status", "route", "method", "tenant"}
+LABELS = {"outcome", "state", "reason", "verb", "status", "route", "method", "tenant", "purpose", "cause"}
 UNITS = ("_seconds", "_bytes", "_messages", "_prompts")
 
 
@@ -29,6 +32,13 @@ def test_no_figure_has_a_name_twice() -> None:
 
 def test_labels_are_of_a_known_and_bounded_kind() -> None:
     assert {label for found in figures().values() for one in found for label in one.labels} <= LABELS
+
+
+def test_a_drains_purpose_and_the_cause_of_a_wake_are_one_of_a_few_words() -> None:
+    documented = {one.name: one.help for one in figures()["agent service"]}
+    purposes = get_args(DrainOrder.model_fields["purpose"].annotation)
+    assert f"by purpose ({', '.join(purposes)})" in documented["tether_agent_drains"]
+    assert f"by cause: {', '.join(get_args(Cause))}" in documented["tether_agent_resumes"]
 
 
 def test_what_is_measured_has_its_unit_in_the_name() -> None:

@@ -7,7 +7,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support_events import logs
+from support_events import CLAIM, logs
 from tether import events as ev
 from tether.conversation_fold import ConversationFold
 from tether.events import ConversationEvent, Event
@@ -18,6 +18,7 @@ from tether.fold import (
     ExecutionState,
     GapItem,
     InteractionItem,
+    SessionItem,
     TextItem,
     ToolItem,
 )
@@ -202,6 +203,44 @@ def test_the_end_leaves_nothing_open() -> None:
     assert isinstance(text, TextItem)
     assert (tool.state, interaction.state, text.state) == ("unknown", "expired", "partial")
     assert (state.phase, state.outcome, state.pending()) == ("ended", "lost", [])
+
+
+def test_a_session_given_the_history_is_told_where_it_begins() -> None:
+    told = {"process": 2, "why": "not_found", "source": "export", "rows": 7, "partial": True, "from": "lost"}
+    state = fold([event(1, ev.EXECUTION_STARTED, **CLAIM), event(2, ev.SESSION_RECOVERED, **told)])
+    (item,) = state.items
+    assert isinstance(item, SessionItem)
+    assert (item.id, item.from_session, item.rows, item.partial, item.source) == ("2", "lost", 7, True, "export")
+    assert not state.partial, "the history was cut, not this execution's events"
+
+
+def test_going_on_in_another_process_changes_the_target_and_nothing_that_was_counted_or_begun() -> None:
+    before = [
+        event(1, ev.EXECUTION_STARTED, **CLAIM),
+        event(2, ev.USAGE, turn="t1", input_tokens=5, cost_usd=0.5),
+        event(3, ev.TURN_COMPLETED, turn="t1", outcome="completed"),
+        event(4, ev.INTERACTION_REQUESTED, interaction="i", kind="approval"),
+    ]
+    again = {**CLAIM, "process": 2, "target": {"execution": "e", "process_generation": 2}}
+    one, other = fold(before), fold([*before, event(5, ev.EXECUTION_STARTED, **again)])
+    assert other.target == again["target"] and other.phase == "waiting" and other.started_at == 1
+    assert other == one.model_copy(update={"applied": 5, "target": again["target"]})
+    later = [event(6, ev.USAGE, turn="t1", input_tokens=5), event(7, ev.USAGE, turn="t2", input_tokens=2)]
+    counted = fold([*before, event(5, ev.EXECUTION_STARTED, **again), *later])
+    assert (counted.usage.turns, counted.usage.input_tokens, counted.usage.cost_usd) == (2, 7, 0.5)
+
+
+def test_a_process_after_the_end_of_the_response_does_not_open_it_again() -> None:
+    ended = [event(1, ev.EXECUTION_STARTED, **CLAIM), event(2, ev.RESPONSE_ENDED, outcome="completed")]
+    assert fold([*ended, event(3, ev.EXECUTION_STARTED, **{**CLAIM, "process": 2})]).phase == "exiting"
+
+
+def test_an_answer_that_is_offered_again_stays_with_what_it_answers() -> None:
+    offered = {"control": "c", "decision": "deny", "text": "not today"}
+    asked = event(1, ev.INTERACTION_REQUESTED, interaction="i", kind="approval", offered=offered)
+    (item,) = fold([asked, event(2, ev.INTERACTION_RESOLVED, interaction="i", outcome="answered", control="d")]).items
+    assert isinstance(item, InteractionItem)
+    assert (item.offered, item.state, item.control) == (offered, "answered", "d")
 
 
 def test_usage_of_a_turn_is_counted_once() -> None:

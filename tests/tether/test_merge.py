@@ -123,6 +123,20 @@ def test_settled_tools_and_interactions_are_not_opened_again() -> None:
     assert (states["t"], states["i"]) == ("ok", "answered")
 
 
+def test_an_answer_that_is_offered_again_and_a_new_session_are_not_lost_to_a_state_that_does_not_know_them() -> None:
+    offered = {"decision": "allow", "control": "k"}
+    mine = folded(
+        [
+            event(1, ev.SESSION_RECOVERED, process=2, why="not_found", source="native", rows=3),
+            event(2, ev.INTERACTION_REQUESTED, interaction="i", kind="approval", offered=offered),
+        ]
+    )
+    theirs = folded([event(1, "of.tomorrow"), event(2, ev.INTERACTION_REQUESTED, interaction="i", kind="approval")])
+    merged = merge(mine, theirs)
+    assert merged.state.items == mine.items and not merged.state.partial and not merged.changed
+    assert merge(theirs, mine).state == mine
+
+
 def test_usage_that_only_the_reader_has_is_added_once() -> None:
     mine = folded(story()[:8])
     theirs = ExecutionState(applied=12, usage_by_turn={"u2": {"turn": "u2", "input_tokens": 3, "cost_usd": 0.25}})

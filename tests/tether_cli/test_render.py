@@ -9,7 +9,7 @@ from tether import events as ev
 from tether.client.items import CaughtUp, ConversationItem, ExecutionItem, GapItem, Item, PositionChanged, SnapshotItem
 from tether.events import ConversationEvent, Event
 from tether.fold import ExecutionState, TextItem, ToolItem
-from tether_cli.approvals import parse_approval, parse_choice
+from tether_cli.asks import parse_approval, parse_choice
 from tether_cli.render import Renderer, clean, duration, money, one_line
 from tether_cli.terminal import Screen
 

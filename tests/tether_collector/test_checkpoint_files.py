@@ -154,3 +154,30 @@ def test_the_last_manifests_are_kept_and_leftovers_of_a_crash_go(workspace: Path
     assert files.prune(workspace, "ckp_00") == 12 - KEPT_MAX
     kept = sorted(path.stem for path in (workspace / ".tether" / "checkpoints").iterdir())
     assert kept == ["ckp_00", *(f"ckp_{number:02d}" for number in range(5, 12))]
+
+
+def test_a_sparse_file_beyond_the_limit_fails_by_name_without_being_read(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (workspace / "disk.img").open("wb") as file:
+        file.truncate(1 << 40)
+    read = files._digest
+
+    def digest(path: Path) -> tuple[int, str]:
+        assert path.name != "disk.img"
+        return read(path)
+
+    monkeypatch.setattr(files, "_digest", digest)
+    with pytest.raises(UnfitFileError, match=r"MiB; disk\.img is one too many"):
+        collected(workspace)
+
+
+def test_folders_nested_without_end_fail_by_name_and_those_within_the_limit_are_taken(workspace: Path) -> None:
+    deepest = workspace.joinpath(*["d"] * rules.DEPTH_MAX)
+    deepest.mkdir(parents=True)
+    (deepest / "leaf").write_text("x")
+    assert f"{'d/' * rules.DEPTH_MAX}leaf" in named(collected(workspace))
+    (deepest / "d").mkdir()
+    (deepest / "d" / "leaf").write_text("x")
+    with pytest.raises(UnfitFileError, match=f"it lies more than {rules.DEPTH_MAX} folders deep"):
+        collected(workspace)

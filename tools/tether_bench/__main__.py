@@ -19,11 +19,13 @@ from tether_bench import (
     answering,
     attaching,
     collectors,
+    draining,
     first_event,
     latency,
     memory,
     readers,
     report,
+    resuming,
     session,
     soak,
     takeover,
@@ -35,8 +37,8 @@ from tether_bench.tap import BenchError
 from tether_cli.nats_server import find_binary
 from tether_cli.output import CliError
 
-SHORT_S: Final = 112.0  # of measuring; the rest of 120 s is the set's end
-FULL_S: Final = 900.0
+SHORT_S: Final = 142.0  # of measuring; the rest of 150 s is the set's end
+FULL_S: Final = 1200.0
 Measure = Callable[[Rig, Sequence[str]], list[Figure]]
 
 # In this order. Each group measures its figures together.
@@ -60,10 +62,28 @@ GROUPS: Final[tuple[tuple[tuple[str, ...], Measure], ...]] = (
     (tuple(attaching.name_of(size) for size in attaching.SIZES), attaching.attaches),
     ((soak.NAME,), lambda rig, _: soak.soak(rig, rig.soak_s)),
 )
+# After the memory is looked at: they have many sandboxes, and hundreds of MiB in the blob store.
+LIVES: Final[tuple[tuple[tuple[str, ...], Measure], ...]] = (
+    ((resuming.WARM,), lambda rig, _: resuming.warm(rig)),
+    ((resuming.COLD,), lambda rig, _: resuming.cold(rig)),
+    ((draining.drain_name(draining.FEW),), lambda rig, _: draining.drains(rig, draining.FEW)),
+    ((draining.drain_name(draining.MANY),), lambda rig, _: draining.drains(rig, draining.MANY)),
+    (
+        (*(draining.checkpoint_name(size) for size in draining.SIZES_MIB), draining.STORED),
+        draining.checkpoints,
+    ),
+)
 MEMORY: Final = ("rss_mib", "keeper_rss_mib")
-NOT_SHORT: Final = frozenset({"added_latency_ms_p50_x100"})
+NOT_SHORT: Final = frozenset(
+    {"added_latency_ms_p50_x100", draining.drain_name(draining.MANY), draining.checkpoint_name(500)}
+)
+ONLY_SHORT: Final = frozenset({draining.drain_name(draining.FEW)})  # or by name
 ASKED: Final = frozenset({soak.NAME})  # only by name, or by `--soak-s`
-NAMES: Final = (*(name for names, _ in GROUPS for name in names), *MEMORY)
+NAMES: Final = (
+    *(name for names, _ in GROUPS for name in names),
+    *MEMORY,
+    *(name for names, _ in LIVES for name in names),
+)
 
 
 def chosen(only: Sequence[str], *, short: bool, soaked: bool = False) -> list[str]:
@@ -76,7 +96,7 @@ def chosen(only: Sequence[str], *, short: bool, soaked: bool = False) -> list[st
             raise ValueError(f"no figure is called {asked}; there are {', '.join(NAMES)}")
         picked |= found
     if not only:
-        picked = set(NAMES) - ASKED - (NOT_SHORT if short else frozenset())
+        picked = set(NAMES) - ASKED - (NOT_SHORT if short else ONLY_SHORT)
     if soaked:
         picked.add(soak.NAME)
     return [name for name in NAMES if name in picked]
@@ -95,13 +115,19 @@ def measured(rig: Rig, names: Sequence[str]) -> list[Figure]:
         figures += _attempt(rig, ["rss_mib"], begin)
     if "keeper_rss_mib" in names:
         figures += _attempt(rig, ["keeper_rss_mib"], lambda: memory.keeper(rig))
-    for group, measure in GROUPS:
+    figures += _of_groups(rig, names, GROUPS)
+    if idle:
+        alone = not any(name in names for group, _ in GROUPS for name in group)
+        figures += _attempt(rig, ["rss_mib"], lambda: memory.loaded(rig, idle, alone=alone))
+    return figures + _of_groups(rig, names, LIVES)
+
+
+def _of_groups(rig: Rig, names: Sequence[str], groups: Sequence[tuple[tuple[str, ...], Measure]]) -> list[Figure]:
+    figures: list[Figure] = []
+    for group, measure in groups:
         wanted = [name for name in names if name in group]
         if wanted:
             figures += _attempt(rig, wanted, lambda wanted=wanted, measure=measure: measure(rig, wanted))  # type: ignore[misc]
-    if idle:
-        alone = not set(names) - set(MEMORY)
-        figures += _attempt(rig, ["rss_mib"], lambda: memory.loaded(rig, idle, alone=alone))
     return figures
 
 
@@ -142,7 +168,7 @@ def allowed_s(names: Sequence[str], *, short: bool, seconds: float | None, soak_
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="tether_bench", description="Measure Tether on this machine.")
-    parser.add_argument("--short", action="store_true", help="fewer and shorter rounds; within 120 s on two cores")
+    parser.add_argument("--short", action="store_true", help="fewer and shorter rounds; within 150 s on two cores")
     parser.add_argument(
         "--only", nargs="+", default=[], metavar="NAME", help="these figures (names or their beginnings)"
     )
@@ -176,6 +202,7 @@ def main(arguments: Sequence[str]) -> int:
                 say=say,
                 limit_s=allowed_s(names, short=given.short, seconds=given.seconds, soak_s=soak_s),
                 soak_s=soak_s,
+                log_bytes=draining.log_bytes(names),
             )
         )
     except CliError as error:

@@ -267,6 +267,16 @@ class Http:
         self._connection.close()
 
 
+def cursor_of(client: Http, conversation: str) -> str | None:
+    """Where a reader goes on that has the history; None where there is none yet."""
+    try:
+        return str(client.ask("GET", f"/v1/conversations/{conversation}")["cursor"])
+    except BenchError as error:
+        if " 404 " in str(error):
+            return None
+        raise
+
+
 async def projection_of(bus: NatsBus, stream: str) -> str:
     """The name of the projection's durable consumer. Raises BenchError where there is none."""
     answer = await bus.api(f"$JS.API.CONSUMER.NAMES.{stream}", {})

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from tether_bench import processes
-from tether_bench.rig import END_S, Http, Rig
+from tether_bench.rig import END_S, Rig, cursor_of
 from tether_bench.stats import Figure, Target, Trend, blocks, trend
 from tether_bench.tap import BenchError
 
@@ -94,7 +94,7 @@ def _load(rig: Rig, seconds: float) -> int:
     cycles = 0
     while time.monotonic() < until_s:
         with rig.tap() as tap, rig.http() as client:
-            streams = [rig.follow(tap, name, _cursor(client, name)) for name in conversations]
+            streams = [rig.follow(tap, name, cursor_of(client, name)) for name in conversations]
             for name in conversations:
                 rig.prompt(client, name, _SCRIPT)
             for stream in streams:
@@ -103,13 +103,3 @@ def _load(rig: Rig, seconds: float) -> int:
                     raise BenchError("a reader's stream was closed")
         cycles += 1
     return cycles
-
-
-def _cursor(client: Http, conversation: str) -> str | None:
-    """Where a reader goes on that has the history; None where there is none yet."""
-    try:
-        return str(client.ask("GET", f"/v1/conversations/{conversation}")["cursor"])
-    except BenchError as error:
-        if " 404 " in str(error):
-            return None
-        raise

@@ -89,12 +89,13 @@ def show(result: Result, options: argparse.Namespace) -> None:
         f"seed {result.seed}: {word}  {sum(result.kills.values())} kills in {len(result.faults_done)} faults, "
         f"{result.prompts} prompts, {result.executions} executions, {result.events} events, "
         f"readers broken off {result.breaks} times, {result.seconds:.0f} s, "
-        f"all over {result.recovery_s:.1f} s after the last fault",
+        f"all over {result.recovery_s:.1f} s after the last fault, "
+        f"{len(result.operations)} operations on sandboxes, {result.drained} executions cut by a drain",
         flush=True,
     )
     if not result.violations:
         return
-    for line in result.faults_done:
+    for line in [*result.faults_done, *result.operations]:
         print(f"    {line}")
     for line in result.violations[:_SHOWN_MAX]:
         print(f"  ! {line}")

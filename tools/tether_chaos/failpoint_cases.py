@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from tether_chaos.plan import ConversationPlan, Mode, PromptPlan
+from tether_chaos.plan import ConversationPlan, Deed, Mode, Over, PromptPlan, Store
 
 Act = Literal[
     "none",
@@ -35,15 +35,30 @@ class Said:
     mode: Mode = "auto"
     after_s: float = 0.0
     agent: str = "scripted"
+    goes_on: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """`also`: failpoints that have to be passed before the case's own can be."""
+    """`also`: failpoints that have to be passed before the case's own can be. `then`: said when all of `said` is over,
+    and what was done is.
+
+    `deeds`: what is done to the sandbox, which is the case's own, while the first turn runs or, with `at_rest`, when it
+    is over; `grace_s` and `store` of them. `until_idle`: `then` waits until it was suspended, as it was idle."""
 
     said: tuple[Said, ...]
     act: Act = "none"
     also: tuple[str, ...] = ()
+    then: tuple[Said, ...] = ()
+    deeds: tuple[Deed, ...] = ()
+    at_rest: bool = False
+    grace_s: float = 4.0
+    store: Store = "volume"
+    until_idle: bool = False
+
+    @property
+    def own_sandbox(self) -> bool:
+        return bool(self.deeds) or self.until_idle
 
 
 _WHOLE: Final = "!tool first\n!ask deploy\n!tool big 10 300000\n!flood 300\n!usage 3 4"
@@ -51,6 +66,10 @@ _LONG: Final = "!tool first\n!lines 120 20\n!sleep 5\n!tool last\n!usage 3 4"
 # Lives on while a backend that lost its database starts and asks the collector for what the log no longer has.
 _PATIENT: Final = "!tool first\n!lines 120 20\n!sleep 25\n!tool last\n!usage 3 4"
 _BUSY: Final = Said("!lines 30 20\n!sleep 6\n!tool last")
+# Not over by itself within any grace; `first` is, and is not done again.
+_CUT: Final = "!tool first\n!lines 60 20\n!tool build 60000"
+_FORGETFUL: Final = "!forget hard\n!lines 60 20\n!sleep 20"
+_AFTER: Final = (Said(_WHOLE),)
 
 SCENARIOS: Final[Mapping[str, Scenario]] = {
     "talk": Scenario((Said(_WHOLE),)),
@@ -70,6 +89,16 @@ SCENARIOS: Final[Mapping[str, Scenario]] = {
     "closed_by_another": Scenario((Said(_LONG),), "close"),
     "reader": Scenario((Said(_LONG),), "read"),
     "durable_reader": Scenario((Said(_LONG),), "read_durable"),
+    "drain": Scenario((Said(_CUT, goes_on=True), Said(_WHOLE, after_s=3.0)), then=_AFTER, deeds=("drain",)),
+    "drain_deaf": Scenario(
+        (Said(f"!ignore SIGTERM\n{_CUT}"),), then=_AFTER, deeds=("force", "resume"), grace_s=2.0, store="both"
+    ),
+    "suspend": Scenario((Said(_WHOLE),), then=_AFTER, deeds=("suspend",), at_rest=True),
+    "idle": Scenario((Said(_WHOLE),), then=_AFTER, until_idle=True),
+    "restore": Scenario((Said(_WHOLE),), then=_AFTER, deeds=("lose_volume",), at_rest=True),
+    "delete": Scenario((Said(_CUT),), then=_AFTER, deeds=("delete",)),
+    "delete_suspended": Scenario((Said(_WHOLE),), then=_AFTER, deeds=("suspend", "delete"), at_rest=True),
+    "forgotten": Scenario((Said(_WHOLE),), then=(Said(_FORGETFUL), Said(_WHOLE, "takeover", 3.0))),
 }
 
 TABLE: Final[Mapping[str, str]] = {
@@ -77,6 +106,11 @@ TABLE: Final[Mapping[str, str]] = {
     "agent.command.later": "unheard_start",
     "agent.command.store_never_started": "unknown_agent",
     "agent.command.tell_failure": "unknown_agent",
+    "agent.delete.": "delete",
+    "agent.delete.ordered": "delete_suspended",
+    "agent.drain.": "drain",
+    "agent.drain.idle": "idle",
+    "agent.resume.": "suspend",
     "agent.sandbox.": "talk",
     "agent.sandbox.adopted": "adopt_sandbox",
     "attach.": "reader",
@@ -93,8 +127,18 @@ TABLE: Final[Mapping[str, str]] = {
     "backend.webhooks.": "talk",
     "collector.": "talk",
     "collector.adopted": "adopt_keeper",
+    "collector.blob_part_stored": "drain_deaf",
+    "collector.checkpoint_": "drain",
+    "collector.drain_": "drain",
     "collector.handed_over": "upgrade",
+    "collector.leave_journaled": "drain",
+    "collector.manifest_written": "drain",
+    "collector.next_": "forgotten",
+    "collector.process_": "forgotten",
+    "collector.reference_written": "drain",
+    "collector.restore_": "restore",
     "collector.salvaged": "closed_by_another",
+    "collector.spool_handed_on": "forgotten",
     "router.": "talk",
     "router.admission.ask_receipt": "lost_reply",
     "router.admission.read_later": "takeover",
@@ -102,41 +146,22 @@ TABLE: Final[Mapping[str, str]] = {
     "router.admission.send_control": "interject",
     "router.admission.wait": "queue",
 }
-# Not come by in a conversation: what is deleted after hours, or for a quota of hundreds of MiB, and what somebody has
-# to ask for. Name → the test that kills a process there.
+# Not come by in a conversation of the scripted agent: what is deleted for a quota of hundreds of MiB, and what only
+# Claude Code has. Name → the test that kills a process there.
 _QUOTA: Final = (
     "tests/tether_collector/shell/test_shell_retention.py"
     "::test_over_a_quota_the_oldest_out_of_its_grace_goes_and_everybody_is_told"
 )
-_DRAINS: Final = (
-    "tests/tether_agent/test_drain_crashes.py"
-    "::test_a_service_that_is_killed_goes_on_from_the_record_and_does_everything_once"
+_NATIVE: Final = (
+    "tests/scenarios/test_real_session_file.py"
+    "::test_a_collector_that_dies_when_the_clis_own_file_is_in_place_goes_on_with_it_once"
 )
-_IDLE: Final = "tests/tether_agent/test_drain_crashes.py::test_an_idle_suspend_that_was_killed_ends_suspended"
-_DRAIN: Final = (
-    "tests/tether_collector/shell/test_drain_crashes.py"
-    "::test_a_collector_that_dies_at_any_step_of_a_drain_goes_on_to_the_same_end"
-)
-_RESTORE: Final = (
-    "tests/tether_collector/shell/test_restore_shell.py"
-    "::test_a_restore_that_is_killed_at_any_step_is_begun_anew_and_ends_the_same"
-)
-_STEPS_OF_A_DRAIN: Final = (
-    "drain_journaled", "leave_journaled", "drain_leaving", "drain_killing", "drain_publishing", "drain_checkpoint",
-    "checkpoint_collected", "manifest_written", "blob_part_stored", "checkpoint_stored", "checkpoint_journaled",
-    "reference_written", "drain_releasing", "drain_over",
-)  # fmt: skip
 ELSEWHERE: Final[Mapping[str, str]] = {
     "collector.gaps_journaled": _QUOTA,
     "collector.finals_deleted": _QUOTA,
-    **{f"collector.{step}": _DRAIN for step in _STEPS_OF_A_DRAIN},
-    **{f"collector.restore_{step}": _RESTORE for step in ("file_fetched", "fetched", "placing", "placed", "committed")},
-    **{f"agent.drain.{step}": _DRAINS for step in ("ordered", "asked", "reported", "released", "over")},
-    "agent.drain.idle": _IDLE,
-    **{f"agent.resume.{step}": _DRAINS for step in ("ordered", "ensured", "continued", "active")},
-    **{f"agent.delete.{step}": _DRAINS for step in ("ordered", "stopped", "removed")},
+    "collector.native_placed": _NATIVE,
 }
-WORKSPACES: Final = 3  # shared; a case of the agent service gets one of its own, whose sandbox is new
+WORKSPACES: Final = 3  # shared; a case of the agent service, or of a drain, gets one of its own, whose sandbox is new
 
 
 def scenario_of(failpoint: str) -> str | None:
@@ -157,23 +182,31 @@ def unused(failpoints: frozenset[str]) -> list[str]:
 def conversation(number: int, failpoint: str, scenario: Scenario, attempt: int = 0) -> ConversationPlan:
     """One conversation for one case; readers of both transports follow it."""
     name = f"f{number}" if attempt == 0 else f"f{number}-again{attempt}"
-    workspace = f"own{number}-{attempt}" if failpoint.startswith("agent.") else f"w{number % WORKSPACES}"
-    prompts = []
-    for place, said in enumerate(scenario.said):
-        request = f"{name}-{place}"
-        prompts.append(
-            PromptPlan(
-                request=request,
-                marker=f"<{request}>",
-                text=f"!say <{request}>\n{said.text}",
-                over="nats" if (number + place) % 2 else "http",
-                again_after_s=None,
-                fate="run",
-                fate_after_s=0.0,
-                next_at_once=False,
-                mode=said.mode,
-                after_s=said.after_s,
-                agent=said.agent,
-            )
+    own = failpoint.startswith("agent.") or scenario.own_sandbox
+    workspace = f"own{number}-{attempt}" if own else f"w{number % WORKSPACES}"
+    turns = tuple(
+        tuple(
+            _prompt(f"{name}-{first + place}", said, "nats" if (number + place) % 2 else "http")
+            for place, said in enumerate(turn)
         )
-    return ConversationPlan(name, workspace, (tuple(prompts),), ("sse", "nats"))
+        for first, turn in ((0, scenario.said), (len(scenario.said), scenario.then))
+        if turn
+    )
+    return ConversationPlan(name, workspace, turns, ("sse", "nats"))
+
+
+def _prompt(request: str, said: Said, over: Over) -> PromptPlan:
+    return PromptPlan(
+        request=request,
+        marker=f"<{request}>",
+        text=f"!say <{request}>\n{said.text}",
+        over=over,
+        again_after_s=None,
+        fate="run",
+        fate_after_s=0.0,
+        next_at_once=False,
+        mode=said.mode,
+        after_s=said.after_s,
+        agent=said.agent,
+        goes_on=said.goes_on,
+    )

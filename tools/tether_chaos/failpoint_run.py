@@ -27,7 +27,7 @@ from typing import Any, Final
 
 from tether import subjects
 from tether.bus import connect
-from tether.errors import BusError
+from tether.errors import BusError, TetherError
 from tether.events import EXECUTION_ENDED, RESPONSE_ENDED, Event
 from tether.failpoints import FOLDER_VARIABLE
 from tether.frames import Frame, decode, encode
@@ -39,7 +39,7 @@ from tether_chaos.failpoint_cases import ELSEWHERE, SCENARIOS, Act, Scenario, co
 from tether_chaos.failpoints import scan
 from tether_chaos.faults import victims
 from tether_chaos.load import Clients, Talk
-from tether_chaos.plan import ConversationPlan, Plan
+from tether_chaos.plan import ConversationPlan, Operation, Plan
 from tether_chaos.reader_process import got_of
 from tether_chaos.readers import Got, read_bare
 from tether_chaos.round import CATCH_UP_S, Result, Round, until
@@ -51,6 +51,7 @@ FIRE_S: Final = 40.0  # longer than an unanswered command or prompt waits for it
 ATTEMPTS: Final = 3
 SETTLE_S: Final = 120.0
 EVICT_EVENTS: Final = 30
+IDLE_S: Final = 15.0  # then a sandbox is suspended
 _LOST: Final[dict[str, Any]] = {"outcome": "lost", "tail": "unknown"}
 _SECRET: Final = "whsec_" + "dGV0aGVyLXRlc3Qtc2VjcmV0LW9mLWZhaWxwb2ludHM="
 _NOBODY: Final = "http://127.0.0.1:9/"  # the discard port: a receiver that is never there
@@ -91,6 +92,7 @@ class FailpointRun(Round):
         self._told = told
         self._armed = folder / "failpoints"
         self._evicted: set[str] = set()
+        self._operated: dict[str, asyncio.Event] = {}  # by conversation: what is done to its sandbox is done
         self._outs: dict[str, Path] = {}
         self._keepers: list[asyncio.Task[None]] = []
         self._up: SetState | None = None
@@ -104,7 +106,8 @@ class FailpointRun(Round):
         hooks.write_text(json.dumps([entry]), encoding="utf-8")
         hooks.chmod(0o600)
         self._backend_environment["TETHER_WEBHOOKS_FILE"] = str(hooks)
-        return replace(super()._options(), test_environment=((FOLDER_VARIABLE, str(self._armed)),))
+        variables = ((FOLDER_VARIABLE, str(self._armed)),)
+        return replace(super()._options(), test_environment=variables, idle_s=IDLE_S)
 
     def _start_readers(self, group: asyncio.TaskGroup, up: SetState, clients: Clients) -> list[asyncio.Task[None]]:
         self._up, self._group = up, group
@@ -117,7 +120,11 @@ class FailpointRun(Round):
                 for case in self.cases:
                     await self._case(services, clients, case, talking)
                 await self._all_over()
+            assert self._operators is not None
+            async with asyncio.timeout(SETTLE_S):
+                await self._operators.settle(talk.plan.workspace for talk in self._talks)
         except* TimeoutError:
+            self.result.violations.append("it was not over in time")
             for talk in self._talks:
                 self.result.violations += [f"{talk.plan.name}: {line}" for line in talk.open()]
         self.result.faults_done = [f"{name} passed after {spent:.1f} s" for name, spent in self.fired_s.items()]
@@ -129,13 +136,15 @@ class FailpointRun(Round):
         for attempt in range(ATTEMPTS):
             plan = case.plan if attempt == 0 else conversation(case.number, case.failpoint, case.scenario, attempt)
             case = replace(case, plan=plan)
-            talk = Talk(plan, clients)
+            talk = self._talk(case, clients)
             self._talks.append(talk)
             self._keepers += self._read(self._group, self._up, clients, plan, random.Random(case.number))
             armed = [self._armed / name for name in (*case.scenario.also, case.failpoint)]
             for path in armed:
                 path.touch()
             talking.create_task(talk.run(), name=f"talk-{plan.name}")
+            if case.scenario.deeds and not case.scenario.at_rest:
+                talking.create_task(self._operate(case), name=f"operate-{plan.name}")
             with contextlib.suppress(TimeoutError):
                 await self._act(services, case)
             fired = await self._fired(case, began_s)
@@ -144,6 +153,46 @@ class FailpointRun(Round):
             if fired:
                 return
         self.result.violations.append(f"{case.failpoint}: nobody passed it ({case.plan.name})")
+
+    def _talk(self, case: Case, clients: Clients) -> Talk:
+        assert self._operators is not None
+        done = self._operated[case.plan.name] = asyncio.Event()
+
+        async def before(_turn: int) -> None:
+            if case.scenario.at_rest:
+                await self._operate(case)
+            elif case.scenario.deeds:
+                await done.wait()
+            elif case.scenario.until_idle:
+                await self._suspended(clients, case.plan.workspace)
+
+        return Talk(case.plan, clients, self._operators.doors[case.plan.workspace].passed, before)
+
+    async def _operate(self, case: Case) -> None:
+        """What is done to the case's sandbox; while the first turn runs as soon as something of it was read."""
+        assert self._operators is not None
+        plan, scenario = case.plan, case.scenario
+        try:
+            if not scenario.at_rest:
+                await self._begun(self._readers[plan.name][-1], 5)
+            for place, deed in enumerate(scenario.deeds):
+                drain = f"{deed.replace('_', '-')}-{plan.name}-{place}"
+                await self._operators.perform(
+                    Operation(drain, plan.workspace, deed, 0.0, scenario.grace_s, scenario.store)
+                )
+        except TimeoutError:
+            self.result.violations.append(f"{case.failpoint}: nothing of {plan.name} began")
+        finally:
+            self._operated[plan.name].set()
+
+    async def _suspended(self, clients: Clients, workspace: str) -> None:
+        async def suspended() -> bool:
+            with contextlib.suppress(TetherError):
+                return (await clients.http.sandbox(workspace)).state == "suspended"
+            return False
+
+        if not await until(suspended, SETTLE_S):
+            self.result.violations.append(f"{workspace}: it was idle, and was not suspended")
 
     async def _all_over(self) -> None:
         async def over() -> bool:

@@ -83,6 +83,8 @@ def _names(tree: ast.Module, module: str, prefix: str | None) -> Iterator[tuple[
         elif called == "failpoint_of":
             yield from ((name, node.lineno) for name in _of_union(node, module))
         elif called in _HOOKS and prefix is not None and isinstance(node.func, ast.Attribute):
+            if any(isinstance(argument, ast.JoinedStr) for argument in node.args):
+                raise ScanError(f"{module}:{node.lineno}: the name of a failpoint must be a literal")
             literals = [text for argument in node.args for text in _texts(argument)]
             yield from ((f"{prefix}.{name}", node.lineno) for name in literals)
 

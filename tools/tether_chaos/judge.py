@@ -41,7 +41,7 @@ _REFUSALS: Mapping[str, frozenset[Code]] = {
 }
 _OVERTAKEN = frozenset({Code.REQUEST_SUPERSEDED})
 _PROJECTED = frozenset({"text.completed", "tool.completed"})
-_ABORTED = frozenset({"stopped", "cancelled", "never_started", "lost", "failed"})
+_ABORTED = frozenset({"stopped", "cancelled", "never_started", "lost", "failed", "drained"})
 
 
 class Fault(str):
@@ -200,7 +200,7 @@ Found = Mapping[str, Sequence[ProcessTruth]]
 def processes_of(truth: Truth, log: Log) -> dict[str, list[ProcessTruth]]:
     """By execution: its prompt's id is derived from it. What has no prompt goes to the session's execution without one.
     An execution that no agent was started for has none."""
-    by_prompt = {prompt: process for process in truth.processes for prompt in process.prompts()[:1]}
+    by_prompt = {prompt: process for process in _taken(truth) for prompt in process.prompts()[:1]}
     found: dict[str, list[ProcessTruth]] = {}
     for execution in log.executions:
         process = by_prompt.get(derived_uuid(execution, "prompt"))
@@ -212,7 +212,7 @@ def processes_of(truth: Truth, log: Log) -> dict[str, list[ProcessTruth]]:
         for event in log.executions[execution]
         if event.type == SESSION_BOUND
     }
-    for process in truth.processes:
+    for process in _taken(truth):
         if not process.prompts() and process.session in sessions:
             found[sessions[process.session]].append(process)
     return found
@@ -234,9 +234,10 @@ def prompt_faults(truth: Truth, outcomes: Sequence[Outcome], log: Log, cut: set[
     """Each request: one answer for all who asked, and the text reached an agent once. Where one caller was told that
     there was nobody to say it to, another may have asked later, as its next attempt, and was told otherwise."""
     reached: Counter[str] = Counter()
-    texts = [str(m["text"]) for p in truth.processes for m in _messages(p) if m["type"] == "prompt"]
+    texts = [str(m["text"]) for p in _taken(truth) for m in _messages(p) if m["type"] == "prompt"]
     for text in texts:
-        reached[text.split("\n", 1)[0].removeprefix("!say ")] += 1
+        # What goes on from a cut turn has its words before the user's.
+        reached.update(line.removeprefix("!say ") for line in text.split("\n") if line.startswith("!say <"))
     faults: list[str] = []
     for outcome in outcomes:
         request, count = outcome.prompt.request, reached[outcome.prompt.marker]
@@ -310,6 +311,12 @@ def outcome_faults(
         if one.refused not in allowed:
             faults.append(f"request {one.prompt.request} ({one.prompt.mode}): refused with {one.refused}")
     return faults
+
+
+def _taken(truth: Truth) -> list[ProcessTruth]:
+    """Processes that had a session: one whose session was refused reads on its way out what was written to it, and does
+    nothing of it."""
+    return [one for one in truth.processes if not any("refused" in record for record in one.records)]
 
 
 def _messages(process: ProcessTruth) -> Iterable[Mapping[str, Any]]:

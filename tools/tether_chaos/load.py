@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
@@ -55,10 +56,19 @@ class Clients:
 
 
 class Talk:
-    """One conversation's users."""
+    """One conversation's users. `entry`: what each request goes through until it is answered. `before`: awaited before
+    each turn but the first, with its number."""
 
-    def __init__(self, plan: ConversationPlan, clients: Clients) -> None:
+    def __init__(
+        self,
+        plan: ConversationPlan,
+        clients: Clients,
+        entry: Callable[[], AbstractAsyncContextManager[None]] = contextlib.nullcontext,
+        before: Callable[[int], Awaitable[object]] | None = None,
+    ) -> None:
         self.plan = plan
+        self._entry = entry
+        self._before = before
         self.outcomes: list[Outcome] = []
         self.cut: set[str] = set()  # executions that a user interrupted, stopped or took over
         self.failing: set[str] = set()  # executions that got a prompt whose model fails
@@ -81,7 +91,9 @@ class Talk:
             await asyncio.gather(answerer, talking, return_exceptions=True)
 
     async def _talk(self) -> None:
-        for turn in self.plan.turns:
+        for number, turn in enumerate(self.plan.turns):
+            if number and self._before is not None:
+                await self._before(number)
             async with asyncio.TaskGroup() as group:
                 for prompt in turn:
                     group.create_task(self._submit(prompt), name=f"submit-{prompt.request}")
@@ -122,6 +134,10 @@ class Talk:
 
     async def _send(self, outcome: Outcome, client: Client, after_s: float) -> None:
         await asyncio.sleep(after_s)
+        async with self._entry():
+            await self._until_answered(outcome, client)
+
+    async def _until_answered(self, outcome: Outcome, client: Client) -> None:
         prompt = outcome.prompt
         while True:
             try:
@@ -131,6 +147,8 @@ class Talk:
                     agent=prompt.agent,
                     workspace=self.plan.workspace,
                     mode=prompt.mode,
+                    resume="history" if prompt.from_history else None,
+                    continuation="continue" if prompt.goes_on else None,
                     request_id=prompt.request,
                     patience_s=PATIENCE_S,
                 )

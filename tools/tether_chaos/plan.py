@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 Over = Literal["http", "nats"]
@@ -11,6 +11,8 @@ Fate = Literal["run", "interrupt", "stop"]
 Mode = Literal["auto", "interject", "takeover"]
 How = Literal["kill", "freeze", "stall", "cut", "disk"]
 ReaderKind = Literal["sse", "ws", "http", "nats", "durable"]
+Deed = Literal["drain", "suspend", "force", "resume", "delete", "terminate", "lose_volume"]
+Store = Literal["volume", "both"]
 SERVICES: Final = ("router", "agent", "backend", "collector", "nats")
 READER_KINDS: Final[tuple[ReaderKind, ...]] = ("sse", "ws", "http", "nats", "durable")
 ALL: Final = "everything"  # all that may be hit, at once
@@ -27,6 +29,13 @@ _KILL_SHARE: Final = 0.72
 _AT_EVENT_SHARE: Final = 0.3  # of kills that wait for the next stored event: right after an ack
 _TURNS_A_SECOND: Final = 0.3
 _BURST: Final = (1, 4)
+_CONTINUE_SHARE: Final = 0.3  # of prompts whose turn goes on by itself where a drain cuts it
+_OPERATIONS_A_SECOND: Final = 0.25
+_RESUME_SHARE: Final = 0.4  # of operations that follow one which may have ended in a sandbox at rest
+OPERATIONS_MAX: Final = 6  # of one workspace: with the last suspend still fewer than the references that are kept
+_DEEDS: Final[tuple[Deed, ...]] = (
+    *("drain", "drain", "suspend", "force", "force", "delete", "terminate", "lose_volume"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +43,8 @@ class PromptPlan:
     """`marker` stands in the text, so that the agent's record tells which prompts reached it. `again`: the same request
     is sent by the other transport as well, so many seconds later. `fate`: what a user does to it after `fate_after_s`.
     `next_at_once`: what is said next does not wait for the end of this turn. `after_s`: sent so much later than its
-    turn's first. `fails`: its model fails."""
+    turn's first. `fails`: its model fails. `goes_on`: where a drain cuts its turn, it goes on by itself.
+    `from_history`: the session was lost, and its user chose to go on from the history."""
 
     request: str
     marker: str
@@ -48,6 +58,8 @@ class PromptPlan:
     after_s: float = 0.0
     fails: bool = False
     agent: str = "scripted"
+    goes_on: bool = False
+    from_history: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +70,25 @@ class ConversationPlan:
     workspace: str
     turns: tuple[tuple[PromptPlan, ...], ...]
     readers: tuple[ReaderKind, ...] = READER_KINDS[:READERS_OF_ONE]
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """Something that an operator does to a workspace's sandbox, `after_s` after the one before it was over.
+
+    `force` is a suspend of a sandbox that may be busy, `terminate` the machine's SIGTERM to the collector,
+    `lose_volume` a suspend with a checkpoint in the blob store, after which the volume is gone. `drain` is the
+    operation's id."""
+
+    drain: str
+    workspace: str
+    deed: Deed
+    after_s: float
+    grace_s: float
+    store: Store
+
+    def __str__(self) -> str:
+        return f"{self.workspace}: {self.deed} within {self.grace_s:.1f} s to {self.store} ({self.drain})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +126,7 @@ class Plan:
     faults: tuple[Fault, ...]
     services: tuple[str, ...]
     nodes: int = 1
+    operations: tuple[Operation, ...] = ()
 
 
 def draw(
@@ -110,7 +142,41 @@ def draw(
     """The same arguments draw the same plan. `rate`: faults a second, on average."""
     rng = random.Random(seed)
     drawn = [_conversation(rng, number, number % workspaces, seconds) for number in range(conversations)]
-    return Plan(seed, tuple(drawn), tuple(_faults(rng, seconds, services, rate, nodes)), services, nodes)
+    faults = tuple(_faults(rng, seconds, services, rate, nodes))
+    own = random.Random(f"{seed} operations")  # of its own: a seed's load and faults stay what they were
+    drawn = [_going_on(own, one) for one in drawn]
+    used = min(conversations, workspaces)
+    return Plan(seed, tuple(drawn), faults, services, nodes, tuple(_operations(own, used, seconds)))
+
+
+def _going_on(rng: random.Random, plan: ConversationPlan) -> ConversationPlan:
+    """Some of its prompts are continued where they are cut."""
+    turns = tuple(
+        tuple(replace(prompt, goes_on=prompt.mode != "interject" and rng.random() < _CONTINUE_SHARE) for prompt in turn)
+        for turn in plan.turns
+    )
+    return replace(plan, turns=turns)
+
+
+def _operations(rng: random.Random, workspaces: int, seconds: float) -> list[Operation]:
+    """A few for each workspace: over the round its sandbox is drained and resumed again and again."""
+    each = min(OPERATIONS_MAX, max(2, round(seconds * _OPERATIONS_A_SECOND / workspaces)))
+    operations = []
+    for workspace in range(workspaces):
+        deed: Deed = "resume"
+        for number in range(each):
+            deed = "resume" if deed != "resume" and rng.random() < _RESUME_SHARE else rng.choice(_DEEDS)
+            operations.append(
+                Operation(
+                    drain=f"op-w{workspace}-{number}",
+                    workspace=f"w{workspace}",
+                    deed=deed,
+                    after_s=rng.uniform(0.2, 1.4) * seconds / (each + 1),
+                    grace_s=rng.choice((0.0, 1.0, 2.0, 5.0)),
+                    store=rng.choice(("volume", "both")),
+                )
+            )
+    return operations
 
 
 def _conversation(rng: random.Random, number: int, workspace: int, seconds: float) -> ConversationPlan:

@@ -27,8 +27,10 @@ from tether.frames import decode
 from tether.ports import Bus
 from tether_chaos import judge
 from tether_chaos.chaos_set import ChaosSet
+from tether_chaos.drains import Allowed, drain_faults, drained, references_of
 from tether_chaos.faults import Done, Saboteur
 from tether_chaos.load import Clients, Talk
+from tether_chaos.operators import Operators
 from tether_chaos.outages import Chain, Wait, failover_samples, start_sample, stream_samples, waits
 from tether_chaos.plan import ConversationPlan, Plan
 from tether_chaos.readers import Got, read_bare, read_on
@@ -51,7 +53,8 @@ _NATS_TIERS: Final = frozenset({"nats", "collector"})
 class Result:
     """Figures of a round and every violation found. `reattach_s`: samples by tier. `restart_s`: from a kill until its
     successor was ready. `start_s`: what prompts waited to begin, by the tier that was the last to be up. `failover_s`:
-    of a cluster's readers while one of its servers was away."""
+    of a cluster's readers while one of its servers was away. `operations`: what was done to sandboxes. `drained`:
+    executions that a drain cut."""
 
     seed: int
     faults_done: list[str] = field(default_factory=list)
@@ -60,6 +63,8 @@ class Result:
     reattach_s: dict[str, list[float]] = field(default_factory=dict)
     restart_s: dict[str, list[float]] = field(default_factory=dict)
     failover_s: list[float] = field(default_factory=list)
+    operations: list[str] = field(default_factory=list)
+    drained: int = 0
     start_s: dict[str, list[float]] = field(default_factory=dict)
     slow: list[str] = field(default_factory=list)
     prompts: int = 0
@@ -87,6 +92,7 @@ class Round:
         self._readers: dict[str, list[Got]] = {}
         self._pulse = asyncio.Event()
         self._done = Done()
+        self._operators: Operators | None = None
         self._watch = WriterWatch(self.truth)
         self._conversations: dict[str, str] = {}
         self._began_s = 0.0  # of the faults, unix seconds
@@ -150,6 +156,7 @@ class Round:
             Client.http(up.http_url, up.token),
             Client.nats(up.nats_url, NatsCredentials(user=up.nats_user, password=up.nats_password), tenant=up.tenant),
         )
+        self._operators = Operators(clients, services.paths.root, services.paths.workspaces)
         async with contextlib.aclosing(_closing(clients)) as closing:
             await anext(closing)
             async with asyncio.TaskGroup() as readers:
@@ -198,7 +205,12 @@ class Round:
         await self._pulse.wait()
 
     async def _load(self, services: ChaosSet, clients: Clients) -> None:
-        self._talks = [Talk(conversation, clients) for conversation in self.plan.conversations]
+        assert self._operators is not None
+        operators = self._operators
+        self._talks = [
+            Talk(conversation, clients, operators.doors[conversation.workspace].passed)
+            for conversation in self.plan.conversations
+        ]
         saboteur = Saboteur(services, self._next_event, self.plan.services)
         self._done = saboteur.done
         self.result.faults_done = saboteur.done.faults
@@ -209,11 +221,15 @@ class Round:
                 sabotage = group.create_task(saboteur.run(self.plan.faults), name="saboteur")
                 for talk in self._talks:
                     group.create_task(talk.run(), name=f"talk-{talk.plan.name}")
+                group.create_task(operators.run(self.plan.operations), name="operators")
                 await sabotage
                 calm_s = time.monotonic()
+            async with asyncio.timeout(SETTLE_S):
+                await operators.settle(one.workspace for one in self.plan.conversations)
         except TimeoutError:
             for talk in self._talks:
                 self.result.violations += [f"{talk.plan.name}: {line}" for line in talk.open()]
+            self.result.violations.append("it was not over in time")
         else:
             self.result.recovery_s = time.monotonic() - calm_s
 
@@ -222,6 +238,13 @@ class Round:
         self.result.kills = dict(self._done.kills)
         self.result.restart_s = self._done.restart_s
         self.result.looks = self._watch.looks
+        if self._operators is not None:
+            self.result.operations = self._operators.done
+            self.result.violations += self._operators.violations
+            full = any(fault.how == "disk" for fault in self.plan.faults)
+            for report in self._operators.failed:
+                told = None if report.problem is None else report.problem.detail
+                self.result.violations += [] if full else [f"the drain {report.drain} failed: {told}"]
         conflicts = self._watch.conflicts(self._conversations)
         self.result.violations += [judge.Fault(line, two_writers=1) for line in conflicts]
         self.result.violations += judge.effect_faults(load_truth(self.truth))
@@ -259,6 +282,8 @@ class Round:
                 continue
             place = order.index(execution)
             before_s = reader.ends[order[place - 1]] if place else 0.0
+            if self._was_operated(talk.plan.workspace, before_s, reader.begins[execution]):
+                continue  # it waited for a drain, or woke its sandbox: none of it is an outage's
             tiers = _HTTP_TIERS | {"router", "agent"}
             due_s, began_s = max(outcome.sent_s, before_s), reader.begins[execution]
             sample = start_sample(self._done.outages, Chain(tiers, talk.plan.workspace), due_s, began_s)
@@ -272,6 +297,10 @@ class Round:
                     self.result.slow.append(
                         f"{outcome.prompt.request}: {seconds:.1f} s after {tier}: due at {due} s, began at {began} s"
                     )
+
+    def _was_operated(self, workspace: str, from_s: float, to_s: float) -> bool:
+        spans = [] if self._operators is None else self._operators.spans
+        return any(where == workspace and begin_s < to_s and end_s > from_s for where, begin_s, end_s in spans)
 
     def _add(self, samples: Mapping[str, Sequence[float]]) -> None:
         for tier, found in samples.items():
@@ -293,7 +322,8 @@ class Round:
             add += judge.agent_faults(got.name, truth, processes, got.executions)
             self.result.breaks += got.breaks
         add += judge.overlap_faults(talk.plan.name, [one for found in processes.values() for one in found])
-        cut = talk.cut | judge.taken_over(talk.outcomes, log)
+        add += await self._drains(up, talk, log)
+        cut = talk.cut | judge.taken_over(talk.outcomes, log) | drained(log)
         if any(fault.how == "disk" for fault in self.plan.faults):
             cut |= judge.starved(log)
         add += judge.prompt_faults(truth, talk.outcomes, log, cut)
@@ -303,6 +333,17 @@ class Round:
         self.result.prompts += len(talk.outcomes)
         self.result.executions += len(log.executions)
         self.result.events += sum(log.ends().values())
+
+    async def _drains(self, up: SetState, talk: Talk, log: judge.Log) -> list[str]:
+        """Of executions that drains have cut. Raises BusError."""
+        assert self._operators is not None
+        workspace = talk.plan.workspace
+        async with await connect(up.nats_url, name="chaos", user=up.nats_user, password=up.nats_password) as bus:
+            references = await references_of(bus, up.tenant, workspace)
+        self.result.drained += len(drained(log))
+        full = any(fault.how == "disk" for fault in self.plan.faults)
+        by_machine = workspace in self._operators.terminated
+        return drain_faults(log, references, Allowed(self._operators.orders[workspace], by_machine, full))
 
     async def _log(self, up: SetState, talk: Talk) -> judge.Log:
         """Read until every execution in it is over; what is not by then is a violation that the judge finds."""

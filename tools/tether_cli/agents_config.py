@@ -149,7 +149,10 @@ def _finding(kind: str, given: Mapping[str, Any], agents_dir: Path | None, env: 
 
 
 def key_remedy(kind: str) -> str:
-    """How an agent that wants a key (one of KEYS) gets it."""
+    """How an agent that wants a key gets it; of one that is not among KEYS, only its own settings are known."""
+    if kind not in KEYS:
+        table = _toml(kind) if ":" in kind else kind
+        return f"give it its key by env_from or key_file of [agents.{table}] in the agents file"
     login = ", or `tether agents login`" if kind == "claude" else ""
     return f"set {KEYS[kind][0]} in the shell that starts the set, or key_file in the agents file{login}"
 

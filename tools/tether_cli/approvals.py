@@ -11,37 +11,19 @@ leave    no         left to whoever answers it          left
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Literal
+from typing import Literal
 
 from tether import events as ev
 from tether.client import Answer, Client, Interaction
 from tether.client.items import CaughtUp, ExecutionItem, Item, SnapshotItem
 from tether.errors import Code, ProblemError
 from tether.events import InteractionRequested
-from tether_cli.render import one_line, tool_label
+from tether_cli.asks import ask
+from tether_cli.render import tool_label
 from tether_cli.terminal import Keyboard, Screen
 
 Policy = Literal["ask", "deny", "all", "leave"]
 _SETTLED = frozenset({Code.INTERACTION_SETTLED, Code.TARGET_STALE, Code.SESSION_STREAM_NOT_ACTIVE})
-
-
-def parse_approval(line: str | None) -> Answer:
-    """`y` allows; `n`, nothing, or the end of the terminal denies; anything else denies with that as the reason."""
-    word = (line or "").strip()
-    if word.lower() in ("y", "yes"):
-        return Answer.allow()
-    return Answer.deny(None if word.lower() in ("", "n", "no") else word)
-
-
-def parse_choice(line: str, question: dict[str, Any]) -> list[str]:
-    """Numbers of options (several by commas where that is allowed), or free text."""
-    labels = [str(option.get("label", option)) for option in question.get("options", [])]
-    words = [word.strip() for word in line.split(",")] if question.get("multiple") else [line.strip()]
-    chosen = []
-    for word in words:
-        number = int(word) if word.isascii() and word.isdigit() and len(word) < 4 else 0
-        chosen.append(labels[number - 1] if 1 <= number <= len(labels) else word)
-    return [word for word in chosen if word]
 
 
 class Approver:
@@ -124,7 +106,7 @@ class Approver:
         if self._policy == "all" and approval:
             return Answer.allow()
         if self._policy in ("ask", "all") and self._keyboard is not None:
-            return await (self._ask_approval(interaction) if approval else self._ask_questions(interaction))
+            return await ask(self._screen, self._keyboard, interaction)
         if self._policy == "leave":
             return None
         self.denied += 1
@@ -138,37 +120,6 @@ class Approver:
             what = tool_label(interaction.name, interaction.input) if approval else "a question"
             self._screen.line(f"  denied {what}: {why}")
         return Answer.deny(f"denied: {why}")
-
-    async def _ask_approval(self, interaction: Interaction) -> Answer:
-        assert self._keyboard is not None
-        label = tool_label(interaction.name, interaction.input)
-        self._keyboard.forget()
-        self._screen.ask(f"  allow {label}? [y/N, or a reason why not] ")
-        return parse_approval(await self._typed(self._keyboard))
-
-    async def _typed(self, keyboard: Keyboard) -> str | None:
-        line = await keyboard.line()
-        self._screen.answered()
-        return line
-
-    async def _ask_questions(self, interaction: Interaction) -> Answer:
-        assert self._keyboard is not None
-        answers: dict[str, list[str]] = {}
-        for question in interaction.questions:
-            self._screen.line(f"  {one_line(question.get('question', ''), 400)}")
-            for number, option in enumerate(question.get("options", []), start=1):
-                about = option.get("description")
-                self._screen.line(
-                    f"    {number}  {one_line(option.get('label', ''))}" + (f": {one_line(about)}" if about else "")
-                )
-            self._keyboard.forget()
-            hint = "numbers by commas" if question.get("multiple") else "a number"
-            self._screen.ask(f"  {hint}, or your own words (nothing denies): ")
-            chosen = parse_choice(await self._typed(self._keyboard) or "", dict(question))
-            if not chosen:
-                return Answer.deny()
-            answers[str(question["id"])] = chosen
-        return Answer.choose(answers)
 
     async def _send(self, interaction: Interaction, answer: Answer) -> None:
         try:

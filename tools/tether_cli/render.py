@@ -25,7 +25,7 @@ from tether.client.items import (
     SnapshotItem,
 )
 from tether.events import Event
-from tether.fold import ExecutionState, InteractionItem, TextItem, ToolItem
+from tether.fold import ExecutionFold, ExecutionState, InteractionItem, SessionItem, TextItem, ToolItem
 
 INPUT_CHARS_MAX: Final = 100
 OUTPUT_CHARS_MAX: Final = 160
@@ -81,14 +81,25 @@ def tool_label(name: str, value: Any) -> str:
     return one_line(name or "tool") + (f": {one_line(shown)}" if shown not in (None, "") else "")
 
 
-def interaction_lines(kind: str, identity: str, name: str, value: Any, questions: list[dict[str, Any]]) -> list[str]:
+def interaction_lines(asked: InteractionItem) -> list[str]:
     """What waits for a human, with the id to answer it by."""
-    if kind == "approval":
-        return [f"? may it run {tool_label(name, value)}  [{identity}]"]
+    identity = one_line(asked.id)
+    if asked.asks == "approval":
+        return [f"? may it run {tool_label(asked.name, asked.input)}  [{identity}]", *_about_answers(asked)]
     lines = [f"? it asks  [{identity}]"]
-    for question in questions:
+    for question in asked.questions:
         options = ", ".join(one_line(str(one.get("label", one))) for one in question.get("options", []))
         lines.append(f"    {one_line(question.get('question', ''), 400)}" + (f"  ({options})" if options else ""))
+    return [*lines, *_about_answers(asked)]
+
+
+def _about_answers(asked: InteractionItem) -> list[str]:
+    """What may be answered beyond allow and deny, and what was answered before."""
+    always = [one for one in asked.options if str(one.get("kind", "")).endswith("_always")]
+    labels = ", ".join(one_line(str(one.get("label") or one.get("id"))) for one in always)
+    lines = [f"    it offers, too: {labels}"] if labels else []
+    if asked.offered is not None:
+        lines.append("    answered before, not known to be applied; `tether answer … same` gives that answer again")
     return lines
 
 
@@ -134,8 +145,9 @@ class Renderer:
                     label = tool_label(item.name, item.input)
                     pieces.append(self._line(f"→ {label}  {_STATUS.get(item.state, item.state)}"))
                 case InteractionItem() if item.state == "pending":
-                    lines = interaction_lines(item.asks, item.id, item.name, item.input, item.questions)
-                    pieces += [self._line(line) for line in lines]
+                    pieces += [self._line(line) for line in interaction_lines(item)]
+                case SessionItem():
+                    pieces.append(self._line(_recovered_line(item.why, item.rows, partial=item.partial)))
                 case _:
                     pass
         return pieces
@@ -187,15 +199,17 @@ class Renderer:
             case ev.TOOL_COMPLETED:
                 return self._tool_completed(execution, body)
             case ev.INTERACTION_REQUESTED:
-                questions = body.get("questions") or []
-                lines = interaction_lines(
-                    body["kind"], body["interaction"], body.get("name", ""), body.get("input"), questions
-                )
-                return [self._line(line) for line in lines]
+                asked = ExecutionFold()  # the item that the event makes, by itself; one that lies makes none
+                asked.apply(event.model_copy(update={"ordinal": 1, "last": None}))
+                return [self._line(line) for item in asked.freeze().pending() for line in interaction_lines(item)]
             case ev.INTERACTION_RESOLVED:
                 return [self._line(f"  {body.get('outcome')}  [{one_line(body.get('interaction', ''))}]")]
             case ev.SESSION_RECOVERED:
-                return [self._line(_recovered_line(body))]
+                rows = body.get("rows")
+                line = _recovered_line(
+                    str(body.get("why")), rows if isinstance(rows, int) else 0, partial=bool(body.get("partial"))
+                )
+                return [self._line(line)]
             case ev.MODEL_REQUEST if body.get("state") in ("retrying", "failed"):
                 return [self._line(_model_line(body))]
             case ev.GAP:
@@ -277,10 +291,10 @@ def _gap_line(first: int | None, last: int | None, reason: str, detail: str = ""
     return f"[gap] {which} are not to be had: {reason}" + (f" ({one_line(detail)})" if detail else "")
 
 
-def _recovered_line(body: dict[str, Any]) -> str:
-    part = ", in part" if body.get("partial") else ""
-    lost = "its earlier session is lost; " if body.get("why") == "not_found" else ""
-    return f"[session] {lost}it is given the conversation's history ({body.get('rows', 0)} rows{part})"
+def _recovered_line(why: str, rows: int, *, partial: bool) -> str:
+    part = ", in part" if partial else ""
+    lost = "its earlier session is lost; " if why == "not_found" else ""
+    return f"[session] {lost}it is given the conversation's history ({rows} rows{part})"
 
 
 def _model_line(body: dict[str, Any]) -> str:

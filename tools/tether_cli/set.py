@@ -78,6 +78,7 @@ _SERVICES: Final = {"router": "tether_router", "agent": "tether_agent", "backend
 class SetOptions:
     """`data`: the data directory. `http_port` 0: a free one. `agents_file`: the user's own (see `agents_config`).
     `idle_s`: sandboxes in which nothing runs are suspended after so long; None: as the shell says, else never.
+    `log_bytes`: quota of an ephemeral set's log and of its blob store; None: EPHEMERAL_LOG_BYTES each.
     `back_off_max_s`: the longest pause before a child that crashes again and again is started anew. `test_environment`:
     variables `TETHER_TEST_…` for the services."""
 
@@ -89,6 +90,7 @@ class SetOptions:
     log: LogMode = "console"
     log_level: str = "info"
     ephemeral: bool = False
+    log_bytes: int | None = None
     idle_s: float | None = None
     back_off_max_s: float = BACK_OFF_MAX_S
     test_environment: tuple[tuple[str, str], ...] = ()
@@ -146,6 +148,8 @@ class ServiceSet:
         self._state: SetState | None = None
         self._http_url = ""
         self._retention = retention(os.environ, ephemeral=options.ephemeral)
+        if options.ephemeral and options.log_bytes is not None:
+            self._retention = replace(self._retention, max_bytes=options.log_bytes)
 
     @property
     def state(self) -> SetState:
@@ -436,7 +440,11 @@ def _remove_killed() -> None:
 
 @contextlib.asynccontextmanager
 async def ephemeral(
-    *, agents_dir: Path | None = None, agents_file: Path | None = None, log_level: str = "warning"
+    *,
+    agents_dir: Path | None = None,
+    agents_file: Path | None = None,
+    log_level: str = "warning",
+    log_bytes: int | None = None,
 ) -> AsyncIterator[SetState]:
     """A set that lives as long as the context, in a directory of its own that is removed after it."""
     await asyncio.to_thread(_remove_killed)
@@ -449,6 +457,7 @@ async def ephemeral(
             log="quiet",
             log_level=log_level,
             ephemeral=True,
+            log_bytes=log_bytes,
         )
         async with ServiceSet(options) as up:
             failing = asyncio.create_task(up.failed(), name="set-failed")

@@ -6,12 +6,15 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, get_args
 
-from tether.api import InteractionView
+from pydantic import ValidationError
+
+from tether.api import AnswerRequest, InteractionView
 from tether.errors import Code, ProblemError
 from tether.events import InteractionRequested
 from tether.fold import ExecutionState, InteractionItem, UsageTotal
 from tether.prompt import AgentSpec, Continuation, Mode, ResumeChoice, TextContent
 
+_OF_AN_ANSWER: Final = ("decision", "text", "input", "answers")
 SUBMIT_PATIENCE_S: Final = 60.0  # how long a submission in doubt is sent again, always with the same request id
 
 
@@ -46,7 +49,10 @@ class Submission:
 @dataclass(frozen=True, slots=True)
 class Interaction:
     """Something that waits for a human: an approval of a tool, or questions. `options`: what the agent offers for an
-    approval beyond allow and deny; `Answer.allow(option=…)` and `Answer.deny(option=…)` name one."""
+    approval beyond allow and deny; `Answer.allow(option=…)` and `Answer.deny(option=…)` name one.
+
+    `offered`: the answer that was given when the agent asked the same in an earlier process, and of which it is not
+    known that it was applied. Nobody gives it again but who answers: with it, or with another one."""
 
     conversation: str
     execution: str
@@ -57,6 +63,7 @@ class Interaction:
     description: str | None = None
     questions: tuple[Mapping[str, Any], ...] = ()
     options: tuple[Mapping[str, Any], ...] = ()
+    offered: Answer | None = None
 
     @staticmethod
     def of_event(conversation: str, execution: str, body: InteractionRequested) -> Interaction:
@@ -70,6 +77,7 @@ class Interaction:
             body.description,
             tuple(question.model_dump() for question in body.questions),
             tuple(body.options),
+            _offered(body.offered, body.kind, body.options),
         )
 
     @staticmethod
@@ -84,6 +92,7 @@ class Interaction:
             item.description,
             tuple(item.questions),
             tuple(item.options),
+            _offered(item.offered, item.asks, item.options),
         )
 
     @staticmethod
@@ -98,6 +107,7 @@ class Interaction:
             view.description,
             tuple(view.questions),
             tuple(view.options),
+            _offered(view.offered, view.asks, view.options),
         )
 
 
@@ -122,6 +132,21 @@ class Answer:
     @staticmethod
     def choose(answers: Mapping[str, Sequence[str]]) -> Answer:
         return Answer("allow", answers=answers)
+
+
+def _offered(offered: Mapping[str, Any] | None, kind: str, options: Sequence[Mapping[str, Any]]) -> Answer | None:
+    """The answer that `offered` tells; None where there is none, or not one that could be given. An option that the
+    agent does not offer this time is left out: the decision stays, for this once."""
+    if offered is None:
+        return None
+    try:
+        given = AnswerRequest.model_validate({name: offered[name] for name in _OF_AN_ANSWER if name in offered})
+    except ValidationError:
+        return None
+    answers = dict(given.answers)
+    if kind == "approval" and not set(answers.get("option", ())) <= {option.get("id") for option in options}:
+        del answers["option"]
+    return Answer(given.decision, given.text, given.input, answers)
 
 
 # None: not answered here; it stays pending for whoever answers it.

@@ -255,6 +255,7 @@ def interaction_view(execution: str, item: InteractionItem) -> InteractionView:
         description=item.description,
         questions=item.questions,
         options=item.options,
+        offered=item.offered,
         control=item.control,
     )
 

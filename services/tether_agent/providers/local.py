@@ -79,7 +79,7 @@ EX_CONFIG: Final = 78  # of a collector that refuses its configuration: another 
 EARLY_EXITS_MAX: Final = 5  # ends without ever registering, in a row, while the bus was there
 VOLUME_LOOK_S: Final = 2.0
 _POLL_MIN_S: Final = 0.02
-_POLL_MAX_S: Final = 0.25
+_POLL_MAX_S: Final = 0.05  # whoever wakes a sandbox waits for the registration
 _log = structlog.get_logger("tether_agent")
 
 

@@ -68,6 +68,8 @@ def touched(event: Event) -> tuple[str, ...]:
             return (f"tool/{body.get('tool')}",)
         case ev.INTERACTION_REQUESTED | ev.INTERACTION_RESOLVED:
             return (f"interaction/{body.get('interaction')}",)
+        case ev.SESSION_RECOVERED:
+            return (f"session/{event.ordinal}",)
         case ev.RAW:
             return (f"raw/{event.ordinal}",)
         case _:

@@ -519,6 +519,7 @@ def _interaction(row: Any) -> InteractionView:
         description=state.get("description"),
         questions=state.get("questions", []),
         options=state.get("options", []),
+        offered=state.get("offered"),
         control=state.get("control"),
     )
 

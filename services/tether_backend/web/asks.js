@@ -37,7 +37,6 @@ function field(label, control, hint) {
   return h("div", { class: "field" }, h("label", { htmlFor: control.id }, label), control, note);
 }
 
-/** The view of an interaction. `ctx`: `answer(item, body)`, `control(id)`, `leave()` where focus goes afterwards. */
 /** What the agent offers beyond allowing or denying this once: `decision` is what it comes to. */
 function offers(item) {
   return (item.options ?? [])
@@ -47,6 +46,28 @@ function offers(item) {
     }));
 }
 
+/** The answer that was given before, as it may be given again; null where there is none. An option that the agent does
+ * not offer this time is left out: the decision stays, for this once. */
+function givenBefore({ asks, offered, options }) {
+  if (!offered || !["allow", "deny"].includes(offered.decision)) return null;
+  const { decision, text, input } = offered;
+  const answers = { ...offered.answers };
+  const ids = new Set((options ?? []).map(({ id }) => id));
+  if (asks === "approval" && ![answers.option ?? []].flat().every((id) => ids.has(id))) delete answers.option;
+  const told = { decision, text, input, answers: Object.keys(answers).length ? answers : undefined };
+  return Object.fromEntries(Object.entries(told).filter(([, value]) => value !== undefined && value !== null));
+}
+
+/** That answer in a few words: "Allow", "Deny: not today", "Red; Large". */
+function answerWords({ decision, text, input, answers = {} }, { asks, options }) {
+  const option = asks === "approval" && answers.option && (options ?? []).find(({ id }) => [answers.option].flat().includes(id));
+  if (option) return oneLine(textOf(option.label || option.id), 60);
+  const chosen = asks === "question" && decision === "allow" ? Object.values(answers).map((values) => [values].flat().join(", ")) : [];
+  const what = chosen.length ? chosen.join("; ") : decision === "deny" ? "Deny" : input ? "Allow with another input" : "Allow";
+  return oneLine(text ? `${what}: ${text}` : what, 160);
+}
+
+/** The view of an interaction. `ctx`: `answer(item, body)`, `control(id)`, `leave()` where focus goes afterwards. */
 export class AskView {
   constructor(item, ctx) {
     this.ctx = ctx;
@@ -81,7 +102,20 @@ export class AskView {
     const isApproval = item.asks === "approval";
     setText(this.title, isApproval ? `May it run ${oneLine(item.name || "this tool", 60)}?` : "The agent asks");
     const description = item.description && h("p", {}, plain(item.description));
-    this.body.replaceChildren(...[description, isApproval ? this.approval() : this.questions()].filter(Boolean));
+    const again = this.again();
+    this.body.replaceChildren(...[description, isApproval ? this.approval(again) : this.questions(again)].filter(Boolean));
+  }
+
+  /** What was answered before its process was cut, and the button that gives the same answer: null where nothing was. */
+  again() {
+    const body = givenBefore(this.item);
+    if (body === null) return null;
+    const note = h("p", { id: freshId("before") }, `You answered this before: ${answerWords(body, this.item)}. Give the same answer again?`);
+    const buttons = [button("Give the same answer", () => this.send(body, buttons), "primary")];
+    buttons[0].setAttribute("aria-describedby", note.id);
+    const why = h("p", { class: "note" }, "Its process ended before it was known whether the answer was applied.");
+    const node = h("div", { class: "before" }, note, body.input ? block("The input that was allowed", body.input) : null, h("div", { class: "row" }, buttons[0]), why);
+    return { node, buttons };
   }
 
   close() {
@@ -121,15 +155,16 @@ export class AskView {
 
   // --- approval ---
 
-  approval() {
+  approval(again) {
     const { item } = this;
     const reason = h("input", { type: "text", maxLength: 4000, autocomplete: "off" });
     const changed = this.changedInput();
-    const allow = button("Allow", () => this.send({ decision: "allow" }, all), "primary");
+    const allow = button("Allow", () => this.send({ decision: "allow" }, all), again ? "" : "primary");
     const deny = button("Deny", () => this.send({ decision: "deny", text: reason.value.trim() || undefined }, all), "danger");
     const offered = offers(item).map(({ id, label, decision }) =>
       button(label, () => this.send({ decision, answers: { option: [id] } }, all)));
-    const all = [allow, deny, changed.button, ...offered];
+    const all = again?.buttons ?? [];
+    all.push(allow, deny, changed.button, ...offered);
     changed.button.addEventListener("click", () => {
       const input = changed.value();
       if (input !== null) this.send({ decision: "allow", input }, all);
@@ -140,6 +175,7 @@ export class AskView {
     return h(
       "div", {},
       item.input === null || item.input === undefined ? null : block("It would run with", item.input),
+      again?.node,
       h("div", { class: "row" }, allow, deny, ...offered),
       h("details", { class: "more" }, h("summary", {}, "Say why not, or change the input"),
         field("Reason for denying (told to the agent)", reason), changed.node),
@@ -170,17 +206,19 @@ export class AskView {
 
   // --- questions ---
 
-  questions() {
+  questions(again) {
+    const all = again?.buttons ?? [];
     const parts = this.item.questions.map((question) => new Part(question));
     const form = h("form", { noValidate: true });
-    const submit = h("button", { type: "submit", class: "primary" }, "Send the answer");
-    const decline = button("Decline", () => this.send({ decision: "deny" }, [submit, decline]), "danger");
-    form.append(...parts.map((part) => part.node), h("div", { class: "row" }, submit, decline));
+    const submit = h("button", { type: "submit", class: again ? "" : "primary" }, "Send the answer");
+    const decline = button("Decline", () => this.send({ decision: "deny" }, all), "danger");
+    all.push(submit, decline);
+    form.append(...(again ? [again.node] : []), ...parts.map((part) => part.node), h("div", { class: "row" }, submit, decline));
     form.addEventListener("submit", (event) => {
       event.preventDefault();
       const missing = parts.filter((part) => !part.check());
       if (missing.length) missing[0].focus();
-      else this.send({ decision: "allow", answers: Object.fromEntries(parts.map((part) => [part.id, part.value()])) }, [submit, decline]);
+      else this.send({ decision: "allow", answers: Object.fromEntries(parts.map((part) => [part.id, part.value()])) }, all);
     });
     return form;
   }

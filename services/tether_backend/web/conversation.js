@@ -98,9 +98,11 @@ export class ConversationView {
     const { announcer } = this.app;
     if (type === "text.completed" && !body.parent) announcer.say(words(body.text).slice(0, 400));
     else if (type === "interaction.requested") {
-      announcer.say(body.kind === "approval" ? `Approval needed: ${oneLine(body.name ?? "", 60)}` : "The agent asks a question");
+      const before = body.offered ? ". You answered this before" : "";
+      announcer.say((body.kind === "approval" ? `Approval needed: ${oneLine(body.name ?? "", 60)}` : "The agent asks a question") + before);
     } else if (type === "response.ended") announcer.say(`Response ${oneLine(body.outcome ?? "ended", 30)}`);
     else if (type === "response.failed") announcer.say(`Failed: ${oneLine(body.detail ?? body.code ?? "", 200)}`);
+    else if (type === "session.recovered") announcer.say("The agent has a new session with the conversation's history");
     else if (type === "gap") announcer.say("Some events are missing");
   }
 

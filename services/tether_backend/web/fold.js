@@ -68,6 +68,10 @@ const SHAPES = {
     native_session: STRING, resumable: or(BOOLEAN, false), cli_version: some(STRING), model: some(STRING),
     cwd: some(STRING),
   },
+  recovered: {
+    from: some(STRING), process: INTEGER, why: oneOf("not_found", "chosen"), source: oneOf("native", "export"),
+    rows: or(INTEGER, 0), partial: or(BOOLEAN, false), detail: some(STRING),
+  },
   completed: {
     segment: STRING, text: STRING, partial: or(BOOLEAN, false), parent: some(STRING), blob: some(shaped(BLOB)),
     chars: some(INTEGER),
@@ -80,7 +84,7 @@ const SHAPES = {
   requested: {
     interaction: STRING, kind: oneOf("approval", "question"), name: or(STRING, ""), input: some(ANY),
     tool: some(STRING), description: some(STRING), questions: listOf(QUESTION), options: or(OBJECTS, []),
-    blob: some(shaped(BLOB)),
+    offered: some(OBJECT), blob: some(shaped(BLOB)),
   },
   resolved: {
     interaction: STRING, outcome: oneOf("answered", "denied", "expired", "cancelled"), control: some(STRING),
@@ -176,8 +180,9 @@ const DEFAULTS = {
   },
   interaction: {
     state: "pending", asks: "approval", name: "", input: null, tool: null, description: null, questions: [],
-    options: [], control: null,
+    options: [], offered: null, control: null,
   },
+  session: { rows: 0, partial: false, from_session: null, detail: null },
   raw: {},
   gap: { from_ordinal: null, to_ordinal: null, detail: null },
 };
@@ -349,7 +354,11 @@ function parentOf(body) {
 const HANDLERS = {
   "execution.started"(body, event) {
     const { agent, request, target } = typed(body, SHAPES.started);
-    Object.assign(this.head, { phase: "running", started_at: event.at, agent, request, target });
+    const { head } = this;
+    // Told again where the execution goes on in another process: the target is another, the beginning is not.
+    if (head.phase === "starting") head.phase = "running";
+    head.started_at ??= event.at;
+    Object.assign(head, { agent, request, target });
   },
   "session.bound"(body) {
     const told = typed(body, SHAPES.bound);
@@ -358,6 +367,11 @@ const HANDLERS = {
     head.resumable = head.resumable || told.resumable;
     head.model = told.model || head.model;
     head.cli_version = told.cli_version || head.cli_version;
+  },
+  "session.recovered"(body, event) {
+    const { from, ...told } = typed(body, SHAPES.recovered);
+    const id = String(event.ordinal);
+    this.put(`session/${id}`, itemOf("session", id, { ...told, from_session: from }));
   },
   "text.delta"(body) {
     this.delta("text", body);
@@ -399,10 +413,10 @@ const HANDLERS = {
     this.tool(tool, { state: status, output, detail, blob, ...(growing && { progress: growing.value() }) });
   },
   "interaction.requested"(body) {
-    const { interaction, kind, name, input, tool, description, questions, options } = typed(body, SHAPES.requested);
+    const { interaction, kind, blob: _, ...told } = typed(body, SHAPES.requested);
     const key = `interaction/${interaction}`;
     if (!this.items.has(key)) {
-      const asked = { asks: kind, name, input, tool, description, questions, options };
+      const asked = { asks: kind, ...told };
       this.put(key, itemOf("interaction", interaction, asked));
       this.pending += 1;
     }

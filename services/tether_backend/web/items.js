@@ -1,4 +1,4 @@
-/* One item of an execution as a node that can be brought up to date: text, reasoning, tool, raw line, gap.
+/* One item of an execution as a node that can be brought up to date: text, reasoning, tool, new session, raw line, gap.
  *
  * Text that streams is shown as it comes (plain, marked as provisional); once it is complete it is drawn anew with its
  * markup. What is folded is built when it is opened: ten thousand closed tools are ten thousand lines.
@@ -214,7 +214,25 @@ class GapView {
   }
 }
 
-const VIEWS = { text: TextView, reasoning: ReasoningView, tool: ToolView, raw: RawView, gap: GapView };
+/** The agent goes on in a session of its own, with the history in place of the one that is lost. */
+function recoveredWords({ why, source, rows, partial }) {
+  const lost = why === "not_found" ? "The agent's earlier session is lost." : "The agent begins a new session, as was chosen.";
+  const count = `${rows.toLocaleString()} ${rows === 1 ? "row" : "rows"}`;
+  const from = source === "native" ? "the agent's own file" : "the conversation's history";
+  return `${lost} It was given ${count} of what was said, from ${from}${partial ? "; older or longer parts are left out" : ""}.`;
+}
+
+class SessionView {
+  constructor() {
+    this.node = h("div", { class: "item session notice recovery", role: "note" });
+  }
+
+  update(item) {
+    this.node.replaceChildren(recoveredWords(item), item.detail ? ` (${oneLine(item.detail, 300)})` : "");
+  }
+}
+
+const VIEWS = { text: TextView, reasoning: ReasoningView, tool: ToolView, session: SessionView, raw: RawView, gap: GapView };
 
 /** The view of an item's kind; interactions have theirs in `asks`. */
 export function viewOf(item) {

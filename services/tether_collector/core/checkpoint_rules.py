@@ -35,6 +35,7 @@ JOURNAL: Final = ".tether/journal.sqlite3"
 AGENTS: Final = ".tether/agents"
 _STATE: Final = frozenset({"execution-recovery", "recovery-material", "sessions"})
 PATH_BYTES_MAX: Final = 4096
+DEPTH_MAX: Final = 256  # folders that lie in one another; who walks through them needs a stack
 _CREDENTIALS: Final = (
     "auth.json", "mcp-auth.json", ".credentials.json", "credentials.json", "*.credentials.json", "oauth_creds.json",
     "google_accounts.json", "mcp-oauth-tokens*.json", ".env", "*.pem", "*.key", ".netrc", ".claude.json*",
@@ -135,6 +136,11 @@ def bad_path(path: str) -> str | None:
     return f"its path is longer than {PATH_BYTES_MAX} bytes" if len(encoded) > PATH_BYTES_MAX else None
 
 
+def too_deep(path: str) -> str | None:
+    """By name, where it lies below more folders than a checkpoint may have."""
+    return f"it lies more than {DEPTH_MAX} folders deep" if path.count("/") > DEPTH_MAX else None
+
+
 def unsafe_path(path: str) -> str | None:
     """Why a file of a manifest must not be written, or None. Nothing outside the workspace is ever named."""
     if not path or path.startswith("/") or "\x00" in path:
@@ -144,6 +150,8 @@ def unsafe_path(path: str) -> str | None:
         return "is not made of plain names"
     if any(len(part.encode("utf-8", "replace")) > 255 for part in parts):
         return "has a name that is too long"
+    if (why := too_deep(path)) is not None:
+        return why
     if parts[0] == ".tether-restore":
         return "is in the restore's own folder"
     return None

@@ -22,7 +22,6 @@ DEAF = "!ignore SIGTERM\nready\n!tool build 60000"
 EARLY = ("drain_journaled", "leave_journaled", "drain_leaving")
 STEPS = (
     *EARLY,
-    "drain_killing",
     "drain_publishing",
     "drain_checkpoint",
     "checkpoint_collected",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +14,7 @@ from tether_cli.options import DataOption, JsonOption
 from tether_cli.output import CliError, Exit, Output
 
 if TYPE_CHECKING:
-    from tether.client import Client, Interaction
+    from tether.client import Answer, Client, Interaction
 
 
 def register(app: typer.Typer) -> None:
@@ -25,8 +26,18 @@ def answer(
     interaction: Annotated[
         str, typer.Argument(metavar="INTERACTION", help="As `tether show` names it; `-`: the one that waits.")
     ],
-    decision: Annotated[str | None, typer.Argument(metavar="[allow|deny]")] = None,
+    decision: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[allow|deny|same]",
+            help="same: as it was answered before, in a process that was cut. Without any, on a terminal: asked there.",
+        ),
+    ] = None,
     text: Annotated[str | None, typer.Option(help="With deny: the reason, told to the agent.")] = None,
+    option: Annotated[
+        str | None,
+        typer.Option(metavar="OPTION", help="Answer an approval with what the agent offers, by its label or id."),
+    ] = None,
     choose: Annotated[
         list[str] | None,
         typer.Option(metavar="[QUESTION=]LABEL", help="Answer a question; again for several labels or questions."),
@@ -40,28 +51,46 @@ def answer(
     """Answer what an execution waits for. Of two answers one wins; the other is told so."""
     from tether_cli import talk
 
-    if decision not in (None, "allow", "deny"):
-        raise CliError("the decision must be allow or deny", exit_code=Exit.USAGE)
-    if decision is None and not choose:
-        raise CliError("nothing to answer: give allow, deny or --choose", exit_code=Exit.USAGE)
-    if decision == "deny" and choose:
-        raise CliError("--choose answers a question; deny refuses it", exit_code=Exit.USAGE)
-    if changed is not None and decision != "allow":
-        raise CliError("--input changes what is allowed: give allow with it", exit_code=Exit.USAGE)
+    given = Given(decision, text, option, choose or [], _object(changed))
+    terminal = sys.stdin.isatty() and sys.stderr.isatty() and not as_json
+    _check(given, terminal=terminal)
     name = talk.token(conversation, "CONVERSATION")
-    given = _Given(decision, text, choose or [], _object(changed))
     code = talk.run(_answer(name, interaction, given, data, Output(as_json)))
     raise typer.Exit(int(code))
 
 
 @dataclass(frozen=True, slots=True)
-class _Given:
+class Given:
     """As it was typed."""
 
     decision: str | None
     text: str | None
+    option: str | None
     choose: list[str]
     input: dict[str, Any] | None
+
+    @property
+    def is_nothing(self) -> bool:
+        return self == Given(None, None, None, [], None)
+
+
+def _check(given: Given, *, terminal: bool) -> None:
+    """Raises CliError for what cannot be one answer."""
+    why = ""
+    if given.decision not in (None, "allow", "deny", "same"):
+        why = "the decision must be allow, deny or same"
+    elif given.decision is None and not given.choose and given.option is None and not (given.is_nothing and terminal):
+        why = "nothing to answer: give allow, deny or --choose"
+    elif given.decision == "deny" and given.choose:
+        why = "--choose answers a question; deny refuses it"
+    elif given.choose and given.option is not None:
+        why = "--choose answers a question, --option an approval: give one of them"
+    elif given.decision == "same" and given != Given("same", None, None, [], None):
+        why = "same is the whole answer that was given before: give nothing else with it"
+    elif given.input is not None and given.decision != "allow":
+        why = "--input changes what is allowed: give allow with it"
+    if why:
+        raise CliError(why, exit_code=Exit.USAGE)
 
 
 def _object(text: str | None) -> dict[str, Any] | None:
@@ -76,19 +105,15 @@ def _object(text: str | None) -> dict[str, Any] | None:
     return value
 
 
-async def _answer(conversation: str, interaction: str, typed: _Given, data: Path | None, output: Output) -> Exit:
-    from tether.client import Answer
+async def _answer(conversation: str, interaction: str, typed: Given, data: Path | None, output: Output) -> Exit:
     from tether_cli import state, talk
 
     async with talk.http_client(state.require(data)) as client:
         found: Interaction | None = None
-        if interaction == "-" or typed.choose:
+        if interaction == "-" or typed.decision not in ("allow", "deny") or typed.option is not None:
             found = await _find(client, conversation, interaction)
             interaction = found.id
-        if typed.choose and found is not None:
-            given = Answer("allow", text=typed.text, answers=_answers(found, typed.choose))
-        else:
-            given = Answer("deny" if typed.decision == "deny" else "allow", text=typed.text, input=typed.input)
+        given = await answer_of(typed, found)
         execution = None if found is None else found.execution
         receipt = await client.answer(conversation, interaction, given, execution=execution)
         receipt = await talk.known(client, receipt)
@@ -97,6 +122,48 @@ async def _answer(conversation: str, interaction: str, typed: _Given, data: Path
         return talk.tell_unknown(output, receipt, "the answer was taken")
     output.say(f"{given.decision}: {receipt.status}")
     return Exit.OK
+
+
+async def answer_of(typed: Given, found: Interaction | None) -> Answer:
+    """The answer that was typed, or that is typed now. `found` where that depends on what is asked. Raises CliError."""
+    from tether.client import Answer
+    from tether_cli import asks
+    from tether_cli.terminal import Keyboard, Screen
+
+    if found is not None and typed.is_nothing:
+        keyboard = Keyboard()
+        try:
+            return await asks.ask(Screen(), keyboard, found)
+        finally:
+            keyboard.close()
+    if found is not None and typed.decision == "same":
+        if found.offered is None:
+            why = f"{found.id} was not answered before"
+            raise CliError(why, remedy="give allow, deny or --choose", exit_code=Exit.USAGE)
+        return found.offered
+    if found is not None and typed.option is not None:
+        return _option(found, typed, typed.option)
+    if found is not None and typed.choose:
+        return Answer("allow", text=typed.text, answers=_answers(found, typed.choose))
+    return Answer("deny" if typed.decision == "deny" else "allow", text=typed.text, input=typed.input)
+
+
+def _option(found: Interaction, typed: Given, named: str) -> Answer:
+    """By its id, else by its label where only one has it."""
+    from tether.client import Answer
+    from tether_cli import asks
+
+    offered = asks.offers(found, always=False)
+    chosen = [one for one in offered if one.id == named] or [one for one in offered if one.label == named]
+    if len(chosen) != 1:
+        labels = ", ".join(one.label if one.label == one.id else f"{one.label} ({one.id})" for one in offered)
+        why = f"--option {named!r}: {found.id} {'is offered as several' if chosen else 'has no such option'}"
+        raise CliError(why, remedy=f"it has {labels or 'none'}", exit_code=Exit.USAGE)
+    (one,) = chosen
+    if typed.decision not in (None, one.decision):
+        why = f"--option {named!r} comes to {one.decision}, not to {typed.decision}"
+        raise CliError(why, remedy=f"give {one.decision}, or nothing, with it", exit_code=Exit.USAGE)
+    return Answer(one.decision, text=typed.text, input=typed.input, answers={"option": (one.id,)})
 
 
 async def _find(client: Client, conversation: str, interaction: str) -> Interaction:

@@ -36,8 +36,6 @@ _HINTS: Final = {
     "SESSION_BUSY": "wait for the response, or stop what runs with `--mode takeover`",
     "STOP_UNCONFIRMED": "the same command with `--mode takeover` tries once more; `tether ps` says what runs",
     "REQUEST_SUPERSEDED": "`tether attach CONVERSATION` follows what took its place",
-    "model_auth": "set ANTHROPIC_API_KEY in the shell that starts the set, or `tether agents login`; keys are read "
-    "when it starts",
 }
 _PROMPT_MODES: Final = ("auto", "interject", "takeover")
 _MODES: Final = ("default", "acceptEdits", "plan", "dontAsk", "bypassPermissions")
@@ -294,7 +292,7 @@ def _tell(live: Live, state: SetState, output: Output, code: Exit) -> None:
     counts = f"{usage.input_tokens} tokens in, {usage.output_tokens} out"
     if (choices := resuming.choices_of(live)) and live.keyboard is None:
         say(f"   {resuming.hint(live.conversation, choices, data_option(state.data))}")
-    if hint := _HINTS.get(str((tracker.error or {}).get("code", ""))):
+    if hint := _hint(str((tracker.error or {}).get("code", "")), folded.agent):
         say(f"   {hint}")
     facts = (how, duration(seconds)) if unstarted else (how, money(usage.cost_usd), counts, duration(seconds))
     say(f"── {', '.join(facts)}")
@@ -304,6 +302,15 @@ def _tell(live: Live, state: SetState, output: Output, code: Exit) -> None:
     elif tracker.execution is not None and not unstarted:
         say(f"   log {subject}")
         say(f"       tether logs {tracker.execution}{data_option(state.data)}")
+
+
+def _hint(code: str, agent: str | None) -> str | None:
+    """What to do about an error; about a refused key it is the agent's own."""
+    from tether_cli import agents_config
+
+    if code == "model_auth" and agent is not None:
+        return f"{agents_config.key_remedy(agent)}; keys are read when it starts"
+    return _HINTS.get(code)
 
 
 def _directory(given: Path) -> Path:
