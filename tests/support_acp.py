@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+import pytest
+
 from fake_models import FakeModels
 from support_claude import KEY, Rig, Talk, becomes, processes_of
-from tether_agents.locate import FoundAgent, Problem, find_agent
+from tether import Client
+from tether_agents.locate import FoundAgent, Problem, find_agent, load_pins
+from tether_cli.set import ServiceSet, SetOptions
 
 SLEEPER: Final = "import time; time.sleep(60)"
 
@@ -84,6 +90,26 @@ class Stage:
 
     def talk(self, about: str) -> Talk:
         return self.rig.talk(f"{about}-{self.name}")
+
+
+@asynccontextmanager
+async def acp_set(root: Path) -> AsyncIterator[dict[str, Stage]]:
+    """The agents that are installed, by kind, in one set with one key file; skips where there is none."""
+    kinds = [kind for kind in load_pins() if kind.startswith("acp:")]
+    installed = {kind: agent for kind in kinds if isinstance(agent := found(kind), FoundAgent)}
+    if not installed:
+        pytest.skip("no ACP agent is installed: python -m tether_agents install all")
+    (root / "home").mkdir()
+    with pytest.MonkeyPatch.context() as patch, FakeModels(require_key=KEY, log_bodies=True) as models:
+        patch.setenv("HOME", str(root / "home"))
+        for name in ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN", "OPENAI_API_KEY", "CLAUDE_CONFIG_DIR", "CODEX_HOME"):
+            patch.delenv(name, raising=False)
+        known = agents(models)
+        file = agents_file(root, known, installed)
+        options = SetOptions(data=root / "data", log="quiet", agents_file=file)
+        async with ServiceSet(options) as up, Client.http(up.state.http_url, up.state.token) as client:
+            rig = Rig(up.state, client, models, root, root / "keys.env", "")
+            yield {kind: Stage(replace(rig, agent=kind), known[kind]) for kind in installed}
 
 
 def sleeps(execution: str) -> bool:

@@ -48,7 +48,9 @@ def found_cli(kind: str) -> FoundAgent:
 
 
 @asynccontextmanager
-async def claude_set(claude: FoundAgent, root: Path) -> AsyncIterator[Rig]:
+async def claude_set(
+    claude: FoundAgent, root: Path, test_environment: tuple[tuple[str, str], ...] = ()
+) -> AsyncIterator[Rig]:
     """A set with a key in a file, of a user who has no login of their own."""
     key_file = root / "keys.env"
     key_file.write_text(f"ANTHROPIC_API_KEY={KEY}\n")
@@ -62,7 +64,7 @@ async def claude_set(claude: FoundAgent, root: Path) -> AsyncIterator[Rig]:
             f'[agents.claude]\ncommand = ["{claude.path}"]\nkey_file = "{key_file}"\n'
             f'env = {{ ANTHROPIC_BASE_URL = "{models.base_url}", CLAUDE_CODE_MAX_RETRIES = "1" }}\n'
         )
-        options = SetOptions(data=root / "data", log="quiet", agents_file=agents)
+        options = SetOptions(data=root / "data", log="quiet", agents_file=agents, test_environment=test_environment)
         async with ServiceSet(options) as up, Client.http(up.state.http_url, up.state.token) as client:
             yield Rig(up.state, client, models, root, key_file, claude.pinned_version)
 
@@ -80,6 +82,7 @@ class Rig:
     agent: str = "claude"
     model: str | None = None
     args: tuple[str, ...] = ()
+    workspace_name: str = WORKSPACE
 
     @property
     def data(self) -> Path:
@@ -87,7 +90,7 @@ class Rig:
 
     @property
     def workspace(self) -> Path:
-        return self.data / "workspaces" / self.up.tenant / WORKSPACE
+        return self.data / "workspaces" / self.up.tenant / self.workspace_name
 
     def talk(self, conversation: str) -> Talk:
         return Talk(self, conversation)
@@ -117,6 +120,7 @@ class Talk:
     def __init__(self, rig: Rig, conversation: str) -> None:
         self.conversation = conversation
         self.items: list[Item] = []
+        self.deadline_s = DEADLINE_S
         self._rig = rig
         self._reader: AsyncGenerator[Item, None] | None = None
 
@@ -127,10 +131,11 @@ class Talk:
         if self._reader is not None:
             await self._reader.aclose()
 
-    async def prompt(self, text: str, permission_mode: Any = None) -> Submission:
+    async def prompt(self, text: str, permission_mode: Any = None, **fields: Any) -> Submission:
+        """`fields`: further ones of the prompt (`continuation`)."""
         rig = self._rig
         agent = AgentSpec(kind=rig.agent, model=rig.model, permission_mode=permission_mode, args=rig.args)
-        found = await rig.client.prompt(self.conversation, text, agent=agent, workspace=WORKSPACE)
+        found = await rig.client.prompt(self.conversation, text, agent=agent, workspace=rig.workspace_name, **fields)
         if self._reader is None:
             self._reader = rig.client.follow(self.conversation)
         return found
@@ -140,7 +145,7 @@ class Talk:
         seen: list[str] = []
         assert self._reader is not None, "prompt first"
         try:
-            async with asyncio.timeout(DEADLINE_S):
+            async with asyncio.timeout(self.deadline_s):
                 async for item in self._reader:
                     self.items.append(item)
                     if not isinstance(item, ExecutionItem):
@@ -150,7 +155,7 @@ class Talk:
                         return item.event
         except TimeoutError:
             pass
-        raise AssertionError(f"no {kind} {body} within {DEADLINE_S:g} s; there was:\n" + "\n".join(seen))
+        raise AssertionError(f"no {kind} {body} within {self.deadline_s:g} s; there was:\n" + "\n".join(seen))
 
     async def ended(self) -> dict[str, Any]:
         """The body of `execution.ended`, the next one."""

@@ -17,6 +17,7 @@ What a rule keeps out of the folders that are included (credentials, locks, cach
 
 A resume on a volume that is empty restores the files from the blobs before the collector registers. Where that cannot
 be done nothing of it is left, the collector ends with RESTORE_FAILED_EXIT, and RESTORE_FAILED on the volume says why.
+So does a collector whose volume is another workspace's, which VOLUME on it tells: nothing of that volume is used.
 """
 
 from __future__ import annotations
@@ -41,8 +42,12 @@ FOLDER: Final = ".tether/checkpoints"  # of the workspace's volume
 RESTORED: Final = ".tether/restored.json"  # a `Restored`: what the volume was filled with, there where it was
 RESTORE_FAILED: Final = ".tether/restore-failed.json"  # a `RestoreFailure`, there until a restore succeeds
 RESTORE_FAILED_EXIT: Final = 78  # of a collector whose checkpoint cannot be restored: another start changes nothing
+VOLUME: Final = ".tether/volume.json"  # a `VolumeIdentity`, written once and in no checkpoint
 LEFT_OUT_MAX: Final = 1000  # named in a manifest; more are counted
 KEPT_MAX: Final = 8  # manifests on the volume, as the bucket keeps so many references
+UNHEARD_MAX: Final = 8  # messages that are named of one execution; more are counted
+UNHEARD_CHARS_MAX: Final = 2000  # of one of them
+UNHEARD_TOTAL_CHARS_MAX: Final = 16 * 1024  # of all in one report: it is a record
 MEDIA: Final = "application/octet-stream"  # of a file's blob; the manifest's is json
 
 
@@ -60,6 +65,17 @@ class CheckpointFile(BaseModel):
     link: Annotated[str, StringConstraints(max_length=4096)] | None = None
 
 
+class UnheardMessage(BaseModel):
+    """A message that had joined a turn and that its agent had not read when the turn was cut. `text`: its beginning,
+    where `cut`; `request` names the whole."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    request: Token
+    text: Annotated[str, StringConstraints(max_length=UNHEARD_CHARS_MAX)] = ""
+    cut: bool = False
+
+
 class DrainedExecution(BaseModel):
     """What became of one execution.
 
@@ -67,7 +83,9 @@ class DrainedExecution(BaseModel):
     `forced` was killed: the checkpoint has what was on disk. `interrupted`: names of the tools that were cut.
     `cut`: its turn was under way and is not finished. `last_ordinal`: the log's last event when the checkpoint was
     made. `resumable`: the CLI's session is known to be found again. `spec`: how the agent was asked for, for the
-    continuation of a turn that was cut.
+    continuation of a turn that was cut. `unheard`: messages that had joined that turn and were not read, in order;
+    `unheard_more`: how many more there were. An execution that an earlier drain cut, and whose conversation has not
+    started since, is told of again.
     """
 
     model_config = ConfigDict(extra="ignore", frozen=True)
@@ -81,6 +99,8 @@ class DrainedExecution(BaseModel):
     resumable: bool = False
     cut: bool = False
     interrupted: tuple[str, ...] = ()
+    unheard: Annotated[tuple[UnheardMessage, ...], Field(max_length=UNHEARD_MAX)] = ()
+    unheard_more: Annotated[int, Field(ge=0)] = 0
     continuation: Literal["wait", "continue"] = "wait"
     last_ordinal: int = 0
     detail: str | None = None
@@ -208,3 +228,13 @@ class RestoreFailure(BaseModel):
     boot: str
     problem: Problem
     at: int
+
+
+class VolumeIdentity(BaseModel):
+    """VOLUME: whose it is. The first collector that starts on a volume writes it, once."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    v: Literal[1] = 1
+    tenant: Token
+    workspace: Token

@@ -117,7 +117,9 @@ class StartCommand(BaseModel):
     `target` is as the router issued it (no boot id, no process generation yet). `owner_revision` is the revision of
     the owner record that named it in `starting`. `resume_session` is the conversation's last native session, which the
     CLI is to resume, or the execution fails with RESUME_FAILED, unless `fallback` allows one fall back to the history.
-    `resume`: the user's choice after such a failure, which begins another session, without or with the history.
+    `resume`: the user's choice after such a failure, which begins another session, without or with the history. With
+    `fallback` it was nobody's choice: the turn before was cut before its session could be resumed, and the history
+    stands in for it (true), or may not, and the execution fails with RESUME_FAILED (false).
     `history_cut`: the log's last sequence that the history may show, fixed at admission. `checkpoint_revision`: of the
     reference that this generation goes on from. `continuation`: whether a turn of this execution that a drain cuts is
     gone on with by itself. What is None is left out: a command that was encoded by an older router has the same digest.

@@ -103,8 +103,9 @@ class SessionRecovered(Body):
     """The CLI begins with a session of its own, and with the conversation's history in place of the one it lost.
 
     `from`: the session that is lost, where one was; the new one is told by `session.bound`. `process`: the generation
-    of the process that gets the history. `why`: the CLI said that the session does not exist (`not_found`), or who
-    sent the prompt chose the history (`chosen`). `source`: the CLI's own file (`native`) or the rows of the projection
+    of the process that gets the history. `why`: the CLI said that the session does not exist (`not_found`), who sent
+    the prompt chose the history (`chosen`), or a drain or takeover cut the turn before its session could be resumed
+    (`cut`). `source`: the CLI's own file (`native`) or the rows of the projection
     (`export`). `rows`: how many it got, the latest; `partial`: some are left out or cut.
     """
 
@@ -112,7 +113,7 @@ class SessionRecovered(Body):
 
     from_: str | None = Field(default=None, alias="from")
     process: int
-    why: Literal["not_found", "chosen"]
+    why: Literal["not_found", "chosen", "cut"]
     source: Literal["native", "export"]
     rows: int = 0
     partial: bool = False

@@ -88,7 +88,7 @@ class SessionItem(_Item):
     kind: Literal["session"] = "session"
     id: str
     process: int
-    why: Literal["not_found", "chosen"]
+    why: Literal["not_found", "chosen", "cut"]
     source: Literal["native", "export"]
     rows: int = 0
     partial: bool = False

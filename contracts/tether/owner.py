@@ -74,6 +74,8 @@ class OwnerRecord(BaseModel):
     `native_session`, `native_agent`, `native_cli_version`: the last session that can be resumed, and of what. Nothing
     clears it; another one takes its place once it is bound. `fallback`: the owner's execution may go on from the
     history where that session does not exist; `history_cut` is the log's last sequence that such a history may tell.
+    `cut`: a drain or a takeover has cut a turn that is in no session which can be resumed, until one is bound or the
+    user begins a fresh one.
     `checkpoint_revision`: of the newest reference that a generation of this conversation went on from, which was
     `checkpoint_generation`.
     `stop_control` stops the target while `stopping`; `stopping_since` (unix ms) is when that was decided, and
@@ -101,6 +103,7 @@ class OwnerRecord(BaseModel):
     native_agent: str | None = None
     native_cli_version: str | None = None
     fallback: bool = False
+    cut: bool = False
     history_cut: int = 0
     checkpoint_revision: int = 0
     checkpoint_generation: int = 0
@@ -113,6 +116,12 @@ class OwnerRecord(BaseModel):
     def buried(self, execution: str) -> bool:
         """The record says that this execution has ended."""
         return any(stone.execution == execution for stone in self.tombstones)
+
+    @property
+    def begins_cut(self) -> bool:
+        """The owner's execution has no session to resume, and what was cut before it is in none: unless the user chose,
+        only the history can tell it. `fallback` says whether that may stand in."""
+        return self.cut and self.target is not None and self.target.native_session is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,7 +293,7 @@ def _admit(record: OwnerRecord, event: Admit) -> Decision:
     if record.state != "idle":
         return Denied(f"the conversation is {record.state}")
     generation = record.generation + 1
-    takes_over = record.pending_request is not None or record.superseded is not None
+    takes_over = record.pending_request is not None or record.superseded is not None or record.cut
     goes_on = event.checkpoint_revision > record.checkpoint_revision
     resumes = event.resume is None and record.native_agent == event.agent.get("kind")
     target = ExecutionTarget(
@@ -298,6 +307,7 @@ def _admit(record: OwnerRecord, event: Admit) -> Decision:
         sandbox=event.sandbox,
         native_session=record.native_session if resumes else None,
     )
+    cut = record.cut and event.resume != "fresh"
     return Accepted(
         record.model_copy(
             update={
@@ -312,6 +322,7 @@ def _admit(record: OwnerRecord, event: Admit) -> Decision:
                 "agent": event.agent,
                 "pending_request": None,
                 "fallback": event.history_fallback == "always" or (event.history_fallback == "takeover" and takes_over),
+                "cut": cut,
                 "history_cut": event.history_cut,
                 "checkpoint_revision": event.checkpoint_revision if goes_on else record.checkpoint_revision,
                 "checkpoint_generation": generation if goes_on else record.checkpoint_generation,
@@ -342,7 +353,7 @@ def _bound(record: OwnerRecord, event: SessionBound) -> Decision:
         return Ignored()
     update: dict[str, Any] = {"target": record.target.model_copy(update={"native_session": event.native_session})}
     if event.resumable:
-        update |= {"native_session": event.native_session, "native_agent": event.agent}
+        update |= {"native_session": event.native_session, "native_agent": event.agent, "cut": False}
         version = event.cli_version or (record.native_cli_version if record.native_agent == event.agent else None)
         update["native_cli_version"] = version
     changed = record.model_copy(update=update)
@@ -362,6 +373,9 @@ def _ended(record: OwnerRecord, event: Ended) -> Decision:
     if record.state == "stopping" and event.outcome not in OWN_OUTCOMES and record.request is not None:
         assert record.target is not None
         superseded = Superseded(request=record.request, response=record.target.response, attempt=record.attempt)
+    session = None if record.target is None else record.target.native_session
+    kept = session is not None and session == record.native_session
+    cut = not kept and (superseded is not None or event.outcome == "drained")
     return Accepted(
         record.model_copy(
             update={
@@ -371,6 +385,7 @@ def _ended(record: OwnerRecord, event: Ended) -> Decision:
                 "stop_control": None,
                 "stopping_since": 0,
                 "superseded": superseded,
+                "cut": record.cut or cut,
                 "tombstones": _bury(record, event.execution, event.outcome, event.at),
                 "updated_at": event.at,
             }

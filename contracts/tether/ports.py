@@ -64,7 +64,8 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class StreamState:
-    """`created` (RFC 3339) changes when the stream is made anew; first/last are stream sequences."""
+    """`created` (RFC 3339) changes when the stream is made anew; first/last are stream sequences. `bytes_max`: its
+    quota, -1 where it has none."""
 
     name: str
     created: str
@@ -72,6 +73,7 @@ class StreamState:
     bytes: int
     first_sequence: int
     last_sequence: int
+    bytes_max: int = -1
 
 
 @dataclass(frozen=True, slots=True)

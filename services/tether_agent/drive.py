@@ -202,7 +202,8 @@ class Driver:
         await self._waker.wanted(tenant, workspace)
         forwarded = await self._sandboxes.apply(tenant, workspace, Forwarded(waking.now_ms()))
         assert forwarded.record is not None
-        return SandboxReady(forwarded.revision, continuation.led_by(forwarded.record, command))
+        record = continuation.as_kept(forwarded.record, (await self._waker.kept(tenant, workspace)).reference)
+        return SandboxReady(forwarded.revision, continuation.led_by(record, command))
 
     async def _ask(self, command: StartCommand, revision: int) -> CommandInput:
         request = ControlRequest(

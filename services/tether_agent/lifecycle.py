@@ -6,13 +6,18 @@ whoever began it and whatever was killed since:
     draining   ─▶ asks the collector until it is over ─▶ the provider's proof ─▶ suspended, or deleting
     deleting   ─▶ the provider ends what is left ─▶ no record
     resuming   ─▶ compute, continuations ─▶ active (waking.py)
-    active     ─▶ suspended where its collector was drained by the machine; draining where it has been idle for so long
+    active     ─▶ suspended where its collector was drained by the machine, or where its compute has ended otherwise and
+                  everything of it is told; draining where it has been idle for so long
 
 One task carries a sandbox at a time in this service; another service may carry the same: the verb has one control id,
 every transition is a compare-and-set, and a provider ends only what it can identify.
 
 The race of an idle suspend: a prompt that comes between the look and the order. The order is a compare-and-set on the
 revision that was read before the look, and each start that is forwarded moves the revision on first.
+
+The race of a sandbox whose compute has ended (the machine or its user stopped it): a start or a resume that brings it
+back while it is written down as suspended. A start that finds it so wakes it, and a resume asks again; neither loses
+more than a moment, since nothing is ended on the strength of that record.
 """
 
 from __future__ import annotations
@@ -34,6 +39,7 @@ from tether_agent.config import AgentSettings
 from tether_agent.core import draining, idle
 from tether_agent.core.draining import Ask, GiveUp, Over, Release
 from tether_agent.core.sandbox import (
+    ComputeEnded,
     Deleted,
     DrainedItself,
     DrainOrdered,
@@ -42,7 +48,8 @@ from tether_agent.core.sandbox import (
     Released,
     WakeFailed,
 )
-from tether_agent.providers import NotReadyError, Provider, ProvisionError, Status
+from tether_agent.providers import NotReadyError, Provider, ProvisionError, Status, Stopped
+from tether_agent.providers.lost import open_executions
 from tether_agent.records import Applied, MovedError, SandboxRecords
 from tether_agent.waking import Waker, now_ms
 
@@ -78,6 +85,19 @@ class Lifecycle:
         if record is not None and record.provider == self._provider.name:
             self._known[record.tenant, record.workspace] = (record, applied.revision)
         self._look.set()
+
+    async def stopped(self, stopped: Sequence[Stopped]) -> None:
+        """These were stopped without a drain: what is told to its end is suspended now, the rest by a later look."""
+        statuses = {(each.tenant, each.workspace): each for each in self._provider.statuses()}
+        for each in stopped:
+            key = (each.tenant, each.workspace)
+            status = statuses.get(key)
+            try:
+                record, revision = await self._sandboxes.read(*key)
+                if record is not None and record.state == "active" and status is not None and status.ended:
+                    await self._look_at_ended(record, revision, status)
+            except (BusError, NotReadyError) as error:
+                _log.info("sandbox_later", tenant=key[0], workspace=key[1], reason=str(error))
 
     async def run(self) -> None:
         """Until cancelled. What is carried then is gone on with by the next service."""
@@ -123,7 +143,7 @@ class Lifecycle:
                     task.add_done_callback(lambda _: self._put_down(key))
             case "active":
                 if status is not None and status.ended:
-                    await self._look_for_drain(record, revision, status)
+                    await self._look_at_ended(record, revision, status)
                 elif self._settings.agent_idle_s is not None:
                     await self._look_for_idle(record, revision, self._settings.agent_idle_s)
             case "provisioning" | "suspended":
@@ -286,16 +306,38 @@ class Lifecycle:
 
     # --- what is active ---
 
-    async def _look_for_drain(self, record: SandboxRecord, revision: int, status: Status) -> None:
-        """Nothing of it runs, and nobody ordered that here: was it drained by the machine? Raises BusError."""
+    async def _look_at_ended(self, record: SandboxRecord, revision: int, status: Status) -> None:
+        """Nothing of it runs, and no drain of ours ended it. Raises BusError, NotReadyError."""
         key = (record.tenant, record.workspace)
-        if self._settled.get(key) == revision or record.facts.get("boot") != status.boot:
+        if self._settled.get(key) != revision and record.facts.get("boot") == status.boot:
+            if await self._look_for_drain(record, revision, status):
+                return
+            self._settled[key] = revision
+        if not status.lost:
+            await self._suspend_ended(key, revision)
+
+    async def _suspend_ended(self, key: Key, revision: int) -> None:
+        """Unless something of it is not told yet, or work waits that wakes it. Raises BusError, NotReadyError."""
+        if await open_executions(self._bus, *key) or await work_waits(self._bus, *key):
             return
+        now = [each for each in self._provider.statuses() if (each.tenant, each.workspace) == key]
+        if not any(each.ended for each in now):
+            return  # somebody has begun to bring it back
+        try:
+            applied = await self._sandboxes.apply(*key, ComputeEnded(now_ms()), expect=revision)
+        except MovedError:
+            return  # the next look reads it anew
+        if applied.wrote and applied.record is not None:
+            self._known[key] = (applied.record, applied.revision)
+            _log.info("sandbox_suspended", tenant=key[0], workspace=key[1], cause="ended")
+
+    async def _look_for_drain(self, record: SandboxRecord, revision: int, status: Status) -> bool:
+        """Was it drained by the machine? Raises BusError, NotReadyError."""
+        key = (record.tenant, record.workspace)
         kept = await self._waker.kept(*key)
         reference = kept.reference
         if reference is None or reference.boot != status.boot:
-            self._settled[key] = revision
-            return
+            return False
         report = DrainReport(
             drain=reference.drain,
             state="done",
@@ -308,8 +350,9 @@ class Lifecycle:
         try:
             await self._sandboxes.apply(*key, DrainedItself(status.boot, report, now_ms()), expect=revision)
         except MovedError:
-            return  # the next look reads it anew
+            return True  # the next look reads it anew
         _log.info("sandbox_suspended", tenant=key[0], workspace=key[1], drain=reference.drain, cause="machine")
+        return True
 
     async def _look_for_idle(self, record: SandboxRecord, revision: int, idle_s: float) -> None:
         """Raises BusError."""

@@ -11,6 +11,7 @@ at again.
 
 from __future__ import annotations
 
+import asyncio
 from typing import Final
 
 import structlog
@@ -27,7 +28,7 @@ from tether_agent.config import AgentSettings
 from tether_agent.core import draining, idle
 from tether_agent.core.sandbox import DeleteOrdered, DrainOrdered, Purpose, joins
 from tether_agent.lifecycle import Lifecycle, work_waits
-from tether_agent.providers import NotReadyError, Provider
+from tether_agent.providers import NotReadyError, Provider, ProvisionError
 from tether_agent.providers.lost import open_executions
 from tether_agent.records import Applied, MovedError, SandboxRecords
 from tether_agent.requests import (
@@ -42,6 +43,8 @@ from tether_agent.requests import (
 )
 from tether_agent.waking import Kept, Waker, now_ms
 
+ENSURE_S: Final = 8.0  # a resume waits so long for the collector, within what its caller waits for the answer
+ENSURE_AGAIN_S: Final = 0.25
 _ROUNDS_MAX: Final = 8  # of records that moved on under a look
 _BUSY_MAX: Final = 16  # executions that a refusal names
 _RETRY_S: Final = 1.0
@@ -136,15 +139,43 @@ class Operations:
         applied = await self._waker.woken(request.tenant, request.workspace)
         self._lifecycle.begun(applied)
         assert applied.record is not None
-        record = applied.record
-        reference = (await self._waker.kept(request.tenant, request.workspace)).reference
+        record, woken = applied.record, applied.wrote and applied.record.state == "resuming"
+        kept = await self._waker.kept(request.tenant, request.workspace)
+        reference = kept.reference
+        if record.state == "active" and record.provider == self._provider.name:
+            record, woken = await self._made_sure(record, kept)
         shown = None if reference is None else reference.model_dump(mode="json", exclude_none=True)
         return {
             "state": record.state,
-            "woken": applied.wrote and record.state == "resuming",
+            "woken": woken,
             "checkpoint": shown,
             "checkpoint_revision": record.checkpoint_revision,
         }
+
+    async def _made_sure(self, record: SandboxRecord, kept: Kept) -> tuple[SandboxRecord, bool]:
+        """The record says active: its compute is there when this returns, or is on its way; and whether this request
+        brought it. Raises NotReadyError, ProblemError, BusError."""
+        waits_for: NotReadyError | None = None
+        try:
+            async with asyncio.timeout(ENSURE_S):
+                while True:
+                    try:
+                        applied = await self._waker.bring(record, kept)
+                        return applied.record or record, applied.wrote
+                    except NotReadyError as error:
+                        waits_for = error
+                    found, _ = await self._found(record.tenant, record.workspace)
+                    if found.state != "active":  # it was suspended meanwhile, or is on another way
+                        again = await self._waker.woken(record.tenant, record.workspace)
+                        self._lifecycle.begun(again)
+                        return again.record or found, again.wrote
+                    await asyncio.sleep(ENSURE_AGAIN_S)
+        except TimeoutError:
+            if waits_for is not None:
+                raise waits_for from None
+            return record, False  # it is being started: its registration tells when it is there
+        except ProvisionError as error:
+            raise ProblemError(error.problem) from None
 
     # --- orders ---
 

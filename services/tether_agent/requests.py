@@ -11,7 +11,7 @@ Operations on a sandbox's life. Each is answered at once; what it began goes on 
     suspend       {… as drain, force?: false}     refused with SESSION_BUSY while an execution lives, unless forced
     delete        {… as drain, checkpoint?: true}  drained first; `checkpoint: false` ends it without
     drain-status  {tenant, workspace, drain_id?}  of the running or last operation, or of exactly this one
-    resume        {tenant, workspace}             wakes a suspended sandbox, once whoever asks
+    resume        {tenant, workspace}             wakes it, once whoever asks; of an active one it sees to the compute
 
 `drain_id`: a token of the caller's; the same id again joins what it began. `grace_s`: 0 to 3600, default 60. `store`:
 volume | blobs | both. `include`: sessions | workspace. The first four answer
@@ -27,7 +27,9 @@ report without executions, whose `checkpoint` is the existing reference, verifie
 
     {state: resuming | active, woken, checkpoint?: CheckpointReference, checkpoint_revision}
 
-where `woken` says that this very request woke it (false: it was awake, or somebody else did). Problems:
+where `woken` says that this very request woke it (false: it was awake, or somebody else did). An active sandbox whose
+collector was not there is answered for once it is registered, or after 8 s. `stop` leaves a sandbox `suspended` as soon
+as all that ran in it is told. Problems:
 
     NOT_FOUND           there is no such sandbox, or no operation of this id
     SESSION_BUSY        suspend: `context.executions` names who: [{conversation, execution, state}]
@@ -43,7 +45,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Annotated, Any, Final, TypeVar
 
@@ -57,7 +59,7 @@ from tether.jsonsafe import loads_object
 from tether.limits import DRAIN_GRACE_MAX_S, KIB
 from tether.ports import Bus, Handler, Message
 from tether.prompt import invalid
-from tether_agent.providers import NotReadyError, Provider, ProvisionError
+from tether_agent.providers import NotReadyError, Provider, ProvisionError, Stopped
 
 SERVICE: Final = "tether-agent"
 QUEUE: Final = "agent-service"
@@ -124,14 +126,19 @@ class StopRequest(_Request):
 
 Answer = dict[str, Any]
 Handling = Callable[[bytes], Awaitable[Answer]]
+Ended = Callable[[Sequence[Stopped]], Awaitable[None]]
 RequestT = TypeVar("RequestT", bound=_Request)
 
 
 class Requests:
-    """The handlers; the provider is the one who knows. `more`: verbs that another answers."""
+    """The handlers; the provider is the one who knows. `more`: verbs that another answers. `stopped` is told
+    which sandboxes were stopped."""
 
-    def __init__(self, provider: Provider, more: Mapping[str, Handling] | None = None) -> None:
+    def __init__(
+        self, provider: Provider, more: Mapping[str, Handling] | None = None, stopped: Ended | None = None
+    ) -> None:
         self._provider = provider
+        self._stopped = stopped
         self._more = dict(more or {})
 
     @contextlib.asynccontextmanager
@@ -181,11 +188,16 @@ class Requests:
         if request.all:
             if request.tenant is not None or request.workspace is not None:
                 raise InvalidError("all", "must not be given together with tenant or workspace")
-            return {"stopped": [asdict(stopped) for stopped in await self._provider.stop_all()]}
+            return await self._told(await self._provider.stop_all())
         if request.tenant is None or request.workspace is None:
             raise InvalidError("workspace", "give tenant and workspace, or all")
         stopped = await self._provider.stop(request.tenant, request.workspace)
-        return {"stopped": [] if stopped is None else [asdict(stopped)]}
+        return await self._told(() if stopped is None else (stopped,))
+
+    async def _told(self, stopped: Sequence[Stopped]) -> Answer:
+        if self._stopped is not None:
+            await self._stopped(stopped)
+        return {"stopped": [asdict(each) for each in stopped]}
 
 
 def parse(model: type[RequestT], data: bytes) -> RequestT:

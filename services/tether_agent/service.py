@@ -45,26 +45,27 @@ async def serve(settings: AgentSettings, stop: asyncio.Event, *, command: Sequen
         provider = choose.provider(settings, known, environment, bus, command=command)
         metrics.watch(provider.statuses)
         async with provider.running():
-            async with working(bus, provider, settings):
+            async with working(bus, provider, settings) as lifecycle:
                 ready(settings, provider=provider.name, agents=sorted(known.agents))
                 await stop.wait()
             if settings.agent_stop_sandboxes:
-                await provider.stop_all()
+                await lifecycle.stopped(await provider.stop_all())
 
 
 @asynccontextmanager
-async def working(bus: Bus, provider: Provider, settings: AgentSettings) -> AsyncIterator[None]:
+async def working(bus: Bus, provider: Provider, settings: AgentSettings) -> AsyncIterator[Lifecycle]:
     """Commands are driven, requests answered, sandboxes carried on while the context is open. The provider runs."""
     lifecycle = Lifecycle(bus, provider, settings)
     operations = Operations(bus, provider, lifecycle, settings)
     driver = Driver(bus, provider, commands_max=settings.agent_commands_max)
-    async with Requests(provider, operations.handlers).serving(bus), asyncio.TaskGroup() as group:
+    requests = Requests(provider, operations.handlers, lifecycle.stopped)
+    async with requests.serving(bus), asyncio.TaskGroup() as group:
         tasks = [
             group.create_task(lifecycle.run(), name="lifecycle"),
             group.create_task(driver.run(), name="commands"),
         ]
         try:
-            yield
+            yield lifecycle
         finally:
             for task in tasks:
                 task.cancel()

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from tether.control import InterjectPayload
 from tether.errors import Code, Problem, problem
 from tether.events import ReceiptStatus
 from tether_collector.core.execution import Execution
@@ -49,6 +50,11 @@ class AcceptedControls:
             for entry in self._controls.values()
             if entry.verb != "start" and entry.status not in FINAL and machine.receipt(entry.control) is None
         ]
+
+    def interjections(self, controls: Sequence[str]) -> list[InterjectPayload]:
+        """What these were to say."""
+        known = [self._controls[name] for name in controls if name in self._controls]
+        return [InterjectPayload.model_validate(entry.payload) for entry in known if entry.verb == "interject"]
 
     def take(self, body: dict[str, Any]) -> None:
         """A receipt that the machine made (the body of a `control.receipt`)."""

@@ -2,7 +2,8 @@
 
     up      is it there (its manifest)? ─▶ skipped. Parts, several at once, each on an empty subject; one that is there
             already is compared. The manifest comes last. Every file's parts are looked for once more when all are up:
-            a store whose quota is too small gives up the first ones while the last ones come
+            a store whose quota is too small gives up the first ones while the last ones come. What is larger than the
+            quota is refused before: it would only drive out what others have there
     down    parts in order of the stream, written at their place in a temporary file; digest; only then it counts
 
 Identity is the content's digest, so what did not change since an earlier checkpoint is there already. Nothing holds a
@@ -98,10 +99,23 @@ class CheckpointBlobs:
     async def put(self, contents: Iterable[Content]) -> None:
         """Everything stored and seen to be there. Raises BlobStoreError, OSError."""
         unique = list({content.digest: content for content in contents}.values())
+        await self._check_quota(sum(content.size_bytes for content in unique))
         for content in unique:
             if not await self._exists(content.digest, MANIFEST):
                 await self._upload(content)
         await self._verify(unique)
+
+    async def _check_quota(self, size_bytes: int) -> None:
+        """Raises BlobStoreError where that can never fit, whatever is there."""
+        try:
+            state = await self._bus.state(self._stream)
+        except BusError:
+            return  # the parts find out what is wrong with the store
+        if state is not None and 0 <= state.bytes_max < size_bytes:
+            raise BlobStoreError(
+                f"its {size_bytes} bytes are more than the blob store's quota of {state.bytes_max} "
+                "(TETHER_EVENTS_MAX_BYTES)"
+            )
 
     async def _upload(self, content: Content) -> None:
         digest, count = hashlib.sha256(), chunk_count(content.size_bytes)

@@ -60,7 +60,7 @@ class Found:
         self.size_bytes += file.bytes
 
     def check_room(self, path: str, size_bytes: int) -> None:
-        """Also before a file is read: one that is sparse has no end that is worth waiting for. Raises UnfitFileError."""
+        """Also before a file is read: a sparse one may have no end worth waiting for. Raises UnfitFileError."""
         if (why := too_much(len(self.files) + 1, self.size_bytes + size_bytes)) is not None:
             raise UnfitFileError(f"{why}; {path} is one too many")
 

@@ -187,6 +187,9 @@ class ControlServer:
         if known is None:
             if shell is None:
                 return self._of_ended(request)
+            if request.verb == "interject" and self._executions.draining is not None:
+                # The turn that it would join may be cut: it waits in its stream, and is run after the wake.
+                raise ProblemError(problem(Code.DRAINING, "the sandbox is draining", drain=self._executions.draining))
             machine = shell.judging
             if machine is None:
                 detail = "the execution is being recovered"

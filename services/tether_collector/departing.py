@@ -7,15 +7,16 @@ crash. What became of the checkpoint is a note in the spool, too: the end that i
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import Any
 
-from tether.checkpoint import DrainedExecution
-from tether.control import ControlRequest
+from tether.checkpoint import UNHEARD_CHARS_MAX, UNHEARD_MAX, DrainedExecution, UnheardMessage
+from tether.control import ControlRequest, InterjectPayload
 from tether.errors import Problem
-from tether.fold import ExecutionFold
 from tether.sandbox import ExecutionSummary
-from tether_collector.core.execution import Execution
+from tether_collector.accepted import AcceptedControls
 from tether_collector.journal import Start
+from tether_collector.pipeline import Pipeline
 
 
 def leave_control(drain: str, execution: str) -> str:
@@ -36,11 +37,13 @@ def released(checkpoint: str | None, problem: Problem | None) -> dict[str, Any]:
     return {"checkpoint": checkpoint}
 
 
-def what_became(start: Start, machine: Execution, fold: ExecutionFold) -> DrainedExecution | None:
+def what_became(start: Start, pipeline: Pipeline, controls: AcceptedControls) -> DrainedExecution | None:
     """Of a process of which nothing is left; None before."""
+    machine, fold = pipeline.machine, pipeline.fold
     departure = machine.departure()
     if departure is None:
         return None
+    unheard = controls.interjections(departure.unheard if departure.drained else ())
     state = fold.head()
     command = start.command
     status = machine.status()
@@ -56,10 +59,20 @@ def what_became(start: Start, machine: Execution, fold: ExecutionFold) -> Draine
             "resumable": status.resumable,
             "cut": departure.drained,
             "interrupted": departure.interrupted,
+            "unheard": _unheard(unheard[:UNHEARD_MAX]),
+            "unheard_more": len(unheard[UNHEARD_MAX:]),
             "continuation": command.continuation or "wait",
             "last_ordinal": fold.applied,
             "detail": None if departure.outcome in ("completed", "drained") else departure.outcome,
         }
+    )
+
+
+def _unheard(messages: Sequence[InterjectPayload]) -> tuple[UnheardMessage, ...]:
+    texts = [(message.request, "\n\n".join(part.text for part in message.content)) for message in messages]
+    return tuple(
+        UnheardMessage(request=request, text=text[:UNHEARD_CHARS_MAX], cut=len(text) > UNHEARD_CHARS_MAX)
+        for request, text in texts
     )
 
 

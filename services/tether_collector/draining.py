@@ -46,9 +46,7 @@ from tether_collector.starting import Starter
 from tether_collector.surroundings import now_ms
 
 LOOK_S: Final = 0.05  # between looks at the executions: who leaves tells nobody but the spool
-LINGER_S: Final = (
-    30.0  # a report that nobody asks for: whoever ordered the drain is gone, and starts the collector again
-)
+LINGER_S: Final = 30.0  # a report that nobody asks for: who ordered the drain is gone, and starts the collector again
 AFTER_REPLY_S: Final = 0.1  # for the reply that carried it to be out; one that is lost is asked for again
 CHECKPOINT_SHARE: Final = 0.25  # of SIGTERM's grace, for what comes after the last process: log, checkpoint, reference
 FAILED_EXIT: Final = 75  # EX_TEMPFAIL: the drain that SIGTERM asked for has failed
@@ -124,6 +122,9 @@ class Drainer:
         journal, state = self._around.journal, self._state
         control = journal.control(request.control)
         if control is not None and control.digest != request.digest:
+            if self.draining != order.drain:
+                detail = f"drain_id: {order.drain} named a drain of this sandbox that is over; take another id"
+                raise ProblemError(problem(Code.REQUEST_CONFLICT, detail))
             raise ProblemError(problem(Code.REQUEST_CONFLICT, "this control id was used with another payload"))
         if state is not None and (state.drain == order.drain or not state.over or self.draining is not None):
             return state
@@ -168,10 +169,12 @@ class Drainer:
         try:
             async with self._starter.lock:
                 living = tuple(shell.start.execution for shell in self._executions.living())
-                state = core.ordered(order, source, self._around.settings.boot, now_ms(), living)
+                journal, settings = self._around.journal, self._around.settings
                 token = (SANDBOX, "sandbox", 0 if request is None else request.authority.token)
                 try:
-                    self._around.journal.add_drain(state, request, token)
+                    carried = core.carried(journal.drain(), settings.collector_restore, journal.generations())
+                    state = core.ordered(order, source, settings.boot, now_ms(), living, carried)
+                    journal.add_drain(state, request, token)
                 except sqlite3.Error as error:
                     detail = f"the journal does not take it: {error}"
                     raise ProblemError(problem(Code.RUNTIME_UNAVAILABLE, detail, retryable=True)) from error
@@ -179,7 +182,7 @@ class Drainer:
             self._executions.draining = None
             raise
         self._around.step("drain_journaled")
-        _log.info("drain_began", drain=order.drain, executions=len(living), grace_s=order.grace_s, source=source)
+        _log.info("drain_began", drain=order.drain, executions=len(state.runs), grace_s=order.grace_s, source=source)
         self._hold(state)
         return state
 
@@ -220,9 +223,7 @@ class Drainer:
             return
         try:
             self._around.journal.save_drain(state)
-        except (
-            sqlite3.Error
-        ) as error:  # a volume that is full: what is done is idempotent, and is begun again from before
+        except sqlite3.Error as error:  # a full volume: what is done is idempotent, and is begun again from before
             _log.error("drain_not_saved", drain=state.drain, phase=state.phase, error=str(error))
         self._state = state
         if state.phase != before.phase:

@@ -135,7 +135,7 @@ class ExecutionShell:
     def left(self) -> DrainedExecution | None:
         """What became of it, once nothing of the process is left; None before, and where there never was one."""
         pipeline = self._pipeline
-        return self._left if pipeline is None else what_became(self.start, pipeline.machine, pipeline.fold)
+        return self._left if pipeline is None else what_became(self.start, pipeline, self._controls)
 
     @property
     def all_told(self) -> bool:

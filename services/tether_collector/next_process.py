@@ -38,6 +38,7 @@ from tether_collector.material import NATIVE, ROWS, MaterialError, publish
 from tether_collector.surroundings import Surroundings
 from tether_collector.sweep import sweep
 
+CUT_REFUSED: Final = "the turn before was cut before its session could be resumed, and no history stands in by itself"
 HISTORY_WAIT_S: Final = 20.0  # for a backend whose projection has the cut
 ENDING_WAIT_S: Final = 10.0  # for the books on an execution whose process is proven gone
 HISTORY_REPLY_S: Final = 3.0
@@ -56,7 +57,7 @@ class RefusedError(Exception):
 
 
 def chosen(start: Start) -> NextProcess:
-    """The first process of an execution whose user chose the history."""
+    """The first process of an execution that begins from the history."""
     return NextProcess(start.target.process_generation, "history", 0)
 
 
@@ -95,8 +96,11 @@ def _check_sandbox(around: Surroundings, start: Start) -> None:
 
 async def _from_history(around: Surroundings, start: Start, launch: Launch, want: NextProcess) -> dict[str, Any]:
     _check_sandbox(around, start)
+    allowed = start.command.fallback
+    if not launch.resume and allowed is False:
+        raise RefusedError(Code.RESUME_FAILED, CUT_REFUSED)
     await _check_writers(around, start)
-    why = "not_found" if launch.resume else "chosen"
+    why = "not_found" if launch.resume else "chosen" if allowed is None else "cut"
     session = derived_uuid(start.execution, f"session:{want.process}")
     if launch.resume:
         native = await asyncio.to_thread(_native, around, start, launch, want, session)

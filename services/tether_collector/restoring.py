@@ -46,14 +46,15 @@ from tether.checkpoint import (
 )
 from tether.errors import BusError, Code, InvalidError, PermissionDeniedError, UnreadableRecordError, problem
 from tether.events import BlobRef
+from tether.jsonsafe import loads_object
 from tether.kv import Bucket
 from tether.limits import CHECKPOINT_MANIFEST_BYTES_MAX
 from tether.ports import Bus
 from tether.service import write_whole
 from tether_collector.checkpoint_blobs import BlobStoreError, CheckpointBlobs
-from tether_collector.checkpoint_files import manifest_path, write_manifest
+from tether_collector.checkpoint_files import manifest_path, open_file, write_manifest
 from tether_collector.config import CollectorSettings
-from tether_collector.core.checkpoint_rules import JOURNAL, STATE_FOLDER
+from tether_collector.core.checkpoint_rules import JOURNAL, STATE_FOLDER, unsafe_path
 from tether_collector.core.restore_rules import Refused, Volume, Wanted, Way, check_manifest, decide, targets
 from tether_collector.disk_thread import DiskThread
 from tether_collector.surroundings import now_ms
@@ -102,7 +103,7 @@ async def restore(settings: CollectorSettings, bus: Bus, *, step: Callable[[str]
         except OSError as error:
             raise _of_volume(error) from error
     except RestoreError as error:
-        await disk.run(partial(_say, settings, error))
+        await disk.run(partial(say, settings, error))
         return False
     finally:
         disk.close()
@@ -193,7 +194,9 @@ def _look(workspace: Path, checkpoint: str) -> Volume:
     manifest = manifest_path(workspace, checkpoint)
     data = None
     with suppress(FileNotFoundError):
-        data = b"" if manifest.lstat().st_size > CHECKPOINT_MANIFEST_BYTES_MAX else manifest.read_bytes()
+        facts = manifest.lstat()
+        fit = stat.S_ISREG(facts.st_mode) and facts.st_size <= CHECKPOINT_MANIFEST_BYTES_MAX
+        data = manifest.read_bytes() if fit else b""  # no reference names nothing; a fifo would be waited for
     return Volume(live=(workspace / JOURNAL).exists(), manifest=data)
 
 
@@ -223,12 +226,36 @@ async def _manifest(
 
 def _clear(workspace: Path) -> None:
     """Nothing of a restore that did not end is left. A volume that is live has ended it."""
-    with suppress(FileNotFoundError, ValueError):
-        if not (workspace / JOURNAL).exists():
-            for target in json.loads((workspace / PLACING).read_bytes())["targets"]:
-                _delete(workspace / target)
-            (workspace / RESTORED).unlink(missing_ok=True)
-    shutil.rmtree(workspace / WORK, ignore_errors=True)
+    work = workspace / WORK
+    if os.path.lexists(work) and not stat.S_ISDIR(work.lstat().st_mode):
+        work.unlink()  # none of ours: a link would lead all of it out of the workspace
+    if not (workspace / JOURNAL).exists():
+        for target in _placed(workspace):
+            _delete(workspace / target)
+        (workspace / RESTORED).unlink(missing_ok=True)
+    shutil.rmtree(work, ignore_errors=True)
+
+
+def _placed(workspace: Path) -> list[str]:
+    """What placing.json names. It lies on the volume, where others write too: what is not of the form that `_place`
+    gives it names nothing, and nothing is deleted outside of the workspace."""
+    path = workspace / PLACING
+    try:
+        with open_file(path) as descriptor:
+            if os.fstat(descriptor).st_size > CHECKPOINT_MANIFEST_BYTES_MAX:
+                return []
+        value = loads_object(path.read_bytes(), "placing", bytes_max=CHECKPOINT_MANIFEST_BYTES_MAX)
+    except (OSError, InvalidError):
+        return []
+    named = value.get("targets")
+    found = [target for target in named if isinstance(target, str)] if isinstance(named, list) else []
+    return [target for target in found if unsafe_path(target) is None and _is_target(target)]
+
+
+def _is_target(path: str) -> bool:
+    """One that `targets` may name: below the workspace itself, or directly in the state folder."""
+    parts = path.split("/")
+    return len(parts) == (2 if parts[0] == STATE_FOLDER else 1)
 
 
 def _delete(path: Path) -> None:
@@ -345,17 +372,18 @@ def _place(means: Means, manifest: CheckpointManifest, data: bytes, marker: Rest
     shutil.rmtree(workspace / WORK, ignore_errors=True)
 
 
-def _say(settings: CollectorSettings, error: RestoreError) -> None:
-    assert settings.collector_restore is not None
-    why = problem(Code.RESUME_FAILED, error.detail, retryable=error.retryable, checkpoint=settings.collector_restore)
+def say(settings: CollectorSettings, error: RestoreError) -> None:
+    """On the volume, for the provider, and in the log: this boot does not start here."""
+    checkpoint = settings.collector_restore or ""
+    why = problem(Code.RESUME_FAILED, error.detail, retryable=error.retryable, checkpoint=checkpoint or None)
     failure = RestoreFailure(
-        checkpoint=settings.collector_restore,
+        checkpoint=checkpoint,
         revision=settings.collector_restore_revision,
         boot=settings.boot,
         problem=why,
         at=now_ms(),
     )
-    _log.error("restore_failed", checkpoint=settings.collector_restore, detail=error.detail)
+    _log.error("restore_failed", checkpoint=checkpoint, detail=error.detail)
     path = settings.workspace_dir / RESTORE_FAILED
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

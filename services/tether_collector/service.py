@@ -1,7 +1,8 @@
 """The collector's process: one workspace, everything of it from disk and log at every start.
 
 Start                                              Stop (SIGHUP, SIGINT: handing over; a drain that is over)
-    0  checkpoint to go on from (restoring.py)
+    0  whose volume it is (volume.py); checkpoint to
+       go on from (restoring.py)
     1  `.tether`, lock: one collector a workspace      1  controls are no longer served
     2  journal                                         2  spools are no longer read; what was read is stored
     3  bus, for as long as that takes                  3  keepers are let go: they and their CLIs run on
@@ -57,6 +58,7 @@ from tether_collector.restoring import restore
 from tether_collector.review import Reviewer
 from tether_collector.starting import Starter
 from tether_collector.surroundings import Surroundings, now_ms
+from tether_collector.volume import is_ours, make_ours
 
 LOCK_WAIT_S: Final = SHUTDOWN_BUDGET_S + 2.0  # a predecessor that is stopping holds it for so long
 LOCK_LOOK_S: Final = 0.05
@@ -149,6 +151,8 @@ async def _run(settings: CollectorSettings, instance: str, ends: Ends, step: Ste
             settings, name, ends.stop, inbox_prefix=settings.nats_inbox_prefix, connect_timeout_s=CONNECT_WAIT_S
         )
 
+    if not await asyncio.to_thread(is_ours, settings):
+        return RESTORE_FAILED_EXIT
     if settings.collector_restore is not None and not settings.recovery:
         bus = await connect()
         if bus is None:
@@ -159,6 +163,8 @@ async def _run(settings: CollectorSettings, instance: str, ends: Ends, step: Ste
                 return 0 if restored is None else RESTORE_FAILED_EXIT
     await asyncio.to_thread(prepare, settings.state_dir)
     async with workspace_lock(settings.state_dir):
+        if not await asyncio.to_thread(make_ours, settings):
+            return RESTORE_FAILED_EXIT
         journal = Journal(settings.state_dir / "journal.sqlite3")
         try:
             bus = await connect()

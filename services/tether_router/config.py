@@ -20,7 +20,7 @@ class RouterSettings(ServiceSettings):
     router_history_fallback: HistoryFallback = Field(
         default="takeover",
         description="when the history may stand in for a native session that does not exist: `takeover`: in an "
-        "execution that follows a takeover; `always`; `never`",
+        "execution that follows a takeover, or a turn that was cut before it had one; `always`; `never`",
     )
     events_max_bytes: int = Field(
         default=EVENTS_MAX_BYTES, ge=16 * MIB, description="of each tenant's log; JetStream reserves it"

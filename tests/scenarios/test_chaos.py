@@ -63,6 +63,8 @@ async def test_nothing_is_lost_or_doubled_while_every_service_is_killed_and_froz
     assert result.events > 100 and sum(result.kills.values()) > 5
     assert result.looks > 50, "living agents were counted all the while"
     assert sum(map(len, result.reattach_s.values())) > 0
+    sandboxes = {one.workspace for one in drawn.conversations}
+    assert len(result.operations) == len(drawn.operations) + len(sandboxes), "each is suspended in the end"
     assert report.figures([report.entry(result, {})])["kills"] == sum(result.kills.values())
 
 

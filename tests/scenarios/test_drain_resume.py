@@ -112,6 +112,44 @@ async def test_a_cut_turn_goes_on_once_where_its_prompt_said_so(up: SetState) ->
         assert [one["outcome"] for one in found["responses"]] == ["drained", "completed"]
 
 
+async def test_messages_that_a_cut_turn_had_not_read_are_read_by_the_next_one_once(up: SetState) -> None:
+    async with Http(up) as http:
+        await http.prompt("unread", "unread_r1", "in-work\n!tool build 60000", workspace="wu")
+        await said(http, "unread", "in-work")
+        joined = await http.prompt("unread", "unread_r2", "remember-the-plover", workspace="wu")
+        assert joined["status"] == "interjected"
+        told = await drained(http, "wu", "d1", grace_s=1)
+        [execution] = told["executions"]
+        assert [one["request"] for one in execution["unheard"]] == ["unread_r2"]
+        await http.prompt("unread", "unread_r3", "!recall", workspace="wu")
+        await said(http, "unread", "remember-the-plover")
+        await http.ended("unread", 2)
+        await http.prompt("unread", "unread_r4", "only-this", workspace="wu")
+        await said(http, "unread", "only-this")
+        found = await http.conversation("unread")
+        assert [one["outcome"] for one in found["responses"]][:2] == ["drained", "completed"]
+        assert len([text for text in await http.texts("unread") if "plover" in text]) == 1
+
+
+async def test_a_cut_turn_goes_on_after_sigterm_and_a_drain_behind_it(up: SetState) -> None:
+    async with Http(up) as http:
+        await http.prompt("both", "both_r1", "one-step\n!ask build", workspace="wz", continuation="continue")
+        await said(http, "both", "one-step")
+
+        async def asked() -> bool:
+            return any(one.get("state") == "pending" for one in (await http.conversation("both"))["interactions"])
+
+        await eventually(asked, "the question, which is not waited for")
+        await asyncio.to_thread(send_signal, collector_in(Path(up.data), "wz"), signal.SIGTERM)
+        told = await drained(http, "wz", "d1", grace_s=2)
+        [execution] = told["executions"]
+        assert (execution["cut"], execution["continuation"]) == (True, "continue")
+        await http.client.post("/v1/sandboxes/wz/resume", json={})
+        await http.ended("both", 2)
+        found = await http.conversation("both")
+        assert [one["outcome"] for one in found["responses"]] == ["drained", "completed"]
+
+
 async def test_a_volume_that_is_gone_comes_back_from_the_blobs(up: SetState) -> None:
     async with Http(up) as http:
         await http.prompt("cold", "cold_r1", "remember-the-otter", workspace="wc")

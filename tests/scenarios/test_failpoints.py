@@ -69,6 +69,9 @@ def test_the_scan_finds_the_steps_of_every_machine() -> None:
         "router.admission.write_owner",
         "router.admission.send_control",
         "agent.command.ask",
+        "agent.drain.idle",
+        "collector.next_spawned",
+        "collector.restore_placing",
     }
     assert wanted <= set(found)
 
@@ -82,6 +85,16 @@ def test_a_scenario_is_longest_prefix_first() -> None:
 def test_cases_of_the_agent_service_have_a_sandbox_of_their_own() -> None:
     plans = [conversation(number, "agent.command.ask", SCENARIOS["talk"]) for number in range(2)]
     assert plans[0].workspace != plans[1].workspace
+
+
+def test_who_is_drained_has_a_sandbox_of_its_own_and_somebody_to_wake_it() -> None:
+    drains = {name: one for name, one in SCENARIOS.items() if one.own_sandbox}
+    assert {"drain", "drain_deaf", "suspend", "idle", "restore", "delete", "delete_suspended"} == set(drains)
+    for scenario in drains.values():
+        plans = [conversation(number, "collector.drain_over", scenario) for number in (0, 3)]
+        assert plans[0].workspace != plans[1].workspace and len(plans[0].turns) == 2
+        asked = [prompt.request for turn in plans[0].turns for prompt in turn]
+        assert len(asked) == len(set(asked))
 
 
 @pytest.mark.timeout(240)

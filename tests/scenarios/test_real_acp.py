@@ -10,19 +10,15 @@ import asyncio
 import json
 import signal
 from collections.abc import AsyncIterator
-from dataclasses import replace
 
 import pytest
 import pytest_asyncio
 
-from fake_models import FakeModels
-from support_acp import Stage, agents, agents_file, found, sleeping
-from support_claude import KEY, Rig, becomes, collector_of, holding, processes_of
-from tether import Client
+from support_acp import Stage, acp_set, found, sleeping
+from support_claude import KEY, becomes, collector_of, holding, processes_of
 from tether import events as ev
 from tether.processes import is_running, send_signal
-from tether_agents.locate import FoundAgent, load_pins
-from tether_cli.set import ServiceSet, SetOptions
+from tether_agents.locate import load_pins
 
 pytestmark = [pytest.mark.real_cli, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(120)]
 
@@ -32,21 +28,8 @@ KINDS = [kind for kind in load_pins() if kind.startswith("acp:")]
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def stages(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[dict[str, Stage]]:
     """The agents that are installed, in one set with one workspace and one key file."""
-    installed = {kind: agent for kind in KINDS if isinstance(agent := found(kind), FoundAgent)}
-    if not installed:
-        pytest.skip("no ACP agent is installed: python -m tether_agents install all")
-    root = tmp_path_factory.mktemp("acp")
-    (root / "home").mkdir()
-    with pytest.MonkeyPatch.context() as patch, FakeModels(require_key=KEY, log_bodies=True) as models:
-        patch.setenv("HOME", str(root / "home"))
-        for name in ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN", "OPENAI_API_KEY", "CLAUDE_CONFIG_DIR", "CODEX_HOME"):
-            patch.delenv(name, raising=False)
-        known = agents(models)
-        file = agents_file(root, known, installed)
-        options = SetOptions(data=root / "data", log="quiet", agents_file=file)
-        async with ServiceSet(options) as up, Client.http(up.state.http_url, up.state.token) as client:
-            rig = Rig(up.state, client, models, root, root / "keys.env", "")
-            yield {kind: Stage(replace(rig, agent=kind), known[kind]) for kind in installed}
+    async with acp_set(tmp_path_factory.mktemp("acp")) as made:
+        yield made
 
 
 @pytest.fixture(params=KINDS)

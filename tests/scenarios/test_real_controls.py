@@ -29,8 +29,8 @@ SURVIVOR = "setsid python3 -c 'import signal, time; signal.signal(15, signal.SIG
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=["claude", "codex"])
 async def rig(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Rig]:
-    made_by = {"claude": claude_set, "codex": codex_set}[request.param]
-    async with made_by(found_cli(request.param), tmp_path_factory.mktemp(f"{request.param}-controls")) as made:
+    cli, root = found_cli(request.param), tmp_path_factory.mktemp(f"{request.param}-controls")
+    async with claude_set(cli, root) if request.param == "claude" else codex_set(cli, root) as made:
         yield made
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from pathlib import Path
 
@@ -10,7 +11,9 @@ import pytest
 from support_claude import Rig, becomes, claude_set, found_cli
 from support_real_resume import asked_with, session_files, sessions
 from tether import events as ev
+from tether.failpoints import FOLDER_VARIABLE
 
+STEP = "native_placed"
 pytestmark = [pytest.mark.real_cli, pytest.mark.timeout(180)]
 
 
@@ -23,8 +26,22 @@ async def test_the_clis_own_file_that_stands_elsewhere_is_taken_if_it_is_the_sam
             await check_native(rig, "changed", changed=True)
 
 
-async def check_native(rig: Rig, conversation: str, *, changed: bool) -> None:
-    """As a volume that was put together by hand has it: the session's file is there, under another name."""
+async def test_a_collector_that_dies_when_the_clis_own_file_is_in_place_goes_on_with_it_once(tmp_path: Path) -> None:
+    claude = found_cli("claude")
+    armed = tmp_path / "failpoints"
+    armed.mkdir()
+    step = armed / f"collector.{STEP}"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TETHER_ROUTER_HISTORY_FALLBACK", "always")
+        async with claude_set(claude, tmp_path, ((FOLDER_VARIABLE, str(armed)),)) as rig:
+            await check_native(rig, "killed", changed=False, armed=step)
+            assert not step.exists(), "nobody passed it"
+            assert len(rig.model_requests("in killed?")) == 1
+
+
+async def check_native(rig: Rig, conversation: str, *, changed: bool, armed: Path | None = None) -> None:
+    """As a volume that was put together by hand has it: the session's file is there, under another name. `armed`: the
+    file of a failpoint, for the prompt that meets it."""
     async with rig.talk(conversation) as talk:
         await talk.prompt("[[text:the number is 4714]]")
         await talk.ended()
@@ -40,6 +57,8 @@ async def check_native(rig: Rig, conversation: str, *, changed: bool) -> None:
         if changed:
             copy.write_bytes(copy.read_bytes().replace(b"4714", b"9999"))
         before = copy.read_bytes()
+        if armed is not None:
+            await asyncio.to_thread(armed.touch)
         await talk.prompt(f"[[text:found again]] what number was it in {conversation}?")
         recovered = await talk.until(ev.SESSION_RECOVERED)
         await talk.until(ev.RESPONSE_ENDED, outcome="completed")
@@ -49,4 +68,5 @@ async def check_native(rig: Rig, conversation: str, *, changed: bool) -> None:
         assert "the number is 4714" in seen and "9999" not in seen
         assert ("conversation_history" in seen) == changed
         assert copy.read_bytes() == before, "what was found is left as it is"
+        assert len(talk.bodies(ev.SESSION_RECOVERED)) == 1
         assert talk.bodies(ev.SESSION_BOUND)[-1]["native_session"] != session

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -76,3 +77,85 @@ async def test_g5_after_a_takeover_the_history_stands_in_by_itself_and_there_is_
         assert (await http.texts("taken"))[-1] == "I remember 1 earlier turns: history"
         names = [one["execution"] for one in (await http.conversation("taken"))["executions"]]
     assert writers.overlaps(names) == []
+
+
+async def cut(http: Http, conversation: str, **fields: Any) -> None:
+    """A first turn that a drain cuts before anything of it shows that its session can be resumed."""
+    first = "!sleep 600\n!say the number is 4711"
+    await http.prompt(conversation, f"{conversation}-1", first, workspace=conversation, **fields)
+
+    async def runs() -> bool:
+        executions = (await http.conversation(conversation)).get("executions", [])
+        return any(one.get("native_session") for one in executions)
+
+    await eventually(runs, "the first turn")
+    drain = {"drain_id": "d1", "grace_s": 1}
+    answer = await http.client.post(f"/v1/sandboxes/{conversation}/drain", json=drain)
+    assert answer.status_code == 202, answer.text
+
+    async def asleep() -> bool:
+        return bool((await http.client.get(f"/v1/sandboxes/{conversation}")).json().get("state") == "suspended")
+
+    await eventually(asleep, "the sandbox's sleep")
+
+
+def recovered(found: dict[str, Any]) -> list[tuple[str, int]]:
+    return [(one["state"]["why"], one["state"]["rows"]) for one in found["items"] if one["kind"] == "session"]
+
+
+async def test_a_first_turn_that_a_drain_cuts_goes_on_from_the_history_which_has_its_message(up: SetState) -> None:
+    async with Http(up) as http:
+        await cut(http, "early")
+        await http.prompt("early", "early-2", "!recall", workspace="early")
+        await http.ended("early", 2)
+        found = await http.conversation("early")
+        assert [one["outcome"] for one in found["responses"]] == ["drained", "completed"]
+        assert (await http.texts("early"))[-1] == "I remember 1 earlier turns: history"
+        assert recovered(found) == [("cut", 1)]
+        await http.prompt("early", "early-3", "!recall", workspace="early")
+        await http.ended("early", 3)
+        assert recovered(await http.conversation("early")) == [("cut", 1)], "the new session is the conversation's"
+        assert (await http.texts("early"))[-1].startswith("I remember 2 earlier turns: history")
+
+
+async def test_its_continuation_is_given_the_history_too(up: SetState) -> None:
+    async with Http(up) as http:
+        await cut(http, "onward", continuation="continue")
+        answer = await http.client.post("/v1/sandboxes/onward/resume", json={})
+        assert answer.status_code == 202, answer.text
+        await http.ended("onward", 2)
+        found = await http.conversation("onward")
+        assert [one["outcome"] for one in found["responses"]] == ["drained", "completed"]
+        assert recovered(found) == [("cut", 1)]
+
+
+async def test_a_first_turn_that_a_takeover_cuts_is_told_to_who_took_over(up: SetState) -> None:
+    async with Http(up) as http:
+        await http.prompt("ousted", "ousted-1", "!stay\n!sleep 600")
+
+        async def runs() -> bool:
+            executions = (await http.conversation("ousted")).get("executions", [])
+            return any(one.get("native_session") for one in executions)
+
+        await eventually(runs, "the first turn")
+        await http.prompt("ousted", "ousted-2", "!recall", mode="takeover")
+        await http.ended("ousted", 2)
+        assert (await http.texts("ousted"))[-1] == "I remember 1 earlier turns: history"
+        assert recovered(await http.conversation("ousted")) == [("cut", 1)]
+
+
+async def test_where_no_history_may_stand_in_a_cut_first_turn_fails_by_name_until_the_user_chooses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TETHER_ROUTER_HISTORY_FALLBACK", "never")
+    async with ServiceSet(SetOptions(data=tmp_path / "data", log="quiet")) as running, Http(running.state) as http:
+        await cut(http, "never")
+        for number in (2, 3):
+            await http.prompt("never", f"never-{number}", "!recall", workspace="never")
+            await http.ended("never", number)
+            failed = await response(http, "never", f"never-{number}")
+            assert (failed["outcome"], failed["error"]["code"]) == ("failed", "RESUME_FAILED")
+            assert failed["error"]["choices"] == ["fresh", "history"]
+        await http.prompt("never", "never-4", "!recall", workspace="never", resume="history")
+        await http.ended("never", 4)
+        assert (await response(http, "never", "never-4"))["outcome"] == "completed"

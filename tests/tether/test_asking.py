@@ -9,6 +9,7 @@ import pytest
 
 from tether.asking import ask_collector
 from tether.control import ControlReply, ControlRequest
+from tether.errors import Code, problem
 from tether.ids import ExecutionTarget
 from tether.limits import CONTROL_REPLY_S
 from tether.ports import Message
@@ -57,6 +58,53 @@ async def test_what_somebody_got_is_not_sent_again(answer: bytes | None) -> None
         await stack.enter_async_context(bus.serve("tether.control.t.w.>", collector, name="collector"))
         assert (await ask_collector(bus, "t", "w", STOP)).status == "unknown"
     assert len(got) == 1
+
+
+TARGET = ExecutionTarget(
+    tenant="t",
+    workspace="w",
+    conversation="c",
+    response="r",
+    response_generation=1,
+    execution="e",
+    execution_generation=1,
+    sandbox="s",
+    boot="b",
+    process_generation=1,
+    native_session="lost",
+)
+
+
+@pytest.mark.parametrize(
+    ("now", "asked"),
+    [
+        ({"process_generation": 2, "native_session": "new"}, 2),
+        ({"native_session": "new"}, 2),
+        ({"execution": "e2", "execution_generation": 2}, 1),
+        ({"boot": "b2", "process_generation": 2}, 1),
+        ({}, 1),
+    ],
+)
+async def test_a_control_of_an_execution_that_went_on_with_another_process_is_asked_of_that_one(
+    now: dict[str, object], asked: int
+) -> None:
+    got: list[ControlRequest] = []
+    current = TARGET.model_copy(update=now)
+
+    async def collector(message: Message) -> bytes:
+        request = ControlRequest.model_validate_json(message.data)
+        got.append(request)
+        if now and request.target != current:
+            why = problem(Code.TARGET_STALE, "it is not that of the execution")
+            reply = ControlReply(control="ctl_1", verb="stop", status="rejected", problem=why, target=current)
+        else:
+            reply = ControlReply(control="ctl_1", verb="stop", status="delivered")
+        return reply.encode()
+
+    async with MemoryBus(MemoryServer()) as bus, bus.serve("tether.control.t.w.>", collector, name="collector"):
+        reply = await ask_collector(bus, "t", "w", STOP.model_copy(update={"target": TARGET}))
+    assert [request.control for request in got] == ["ctl_1"] * asked
+    assert reply.status == ("delivered" if asked == 2 or not now else "rejected")
 
 
 def test_who_asks_again_may_know_more_of_a_target_that_was_starting_and_it_is_the_same_request() -> None:

@@ -247,3 +247,34 @@ def test_an_older_checkpoint_than_the_records_counts_as_none() -> None:
     assert (record.checkpoint_revision, record.checkpoint_generation) == (7, 1)
     record = after(owner.Ended("exe1", "drained", True, 3), replace(admit(2), checkpoint_revision=7), record=record)
     assert (record.checkpoint_revision, record.checkpoint_generation, record.generation) == (7, 1, 2)
+
+
+@pytest.mark.parametrize("how", ["drained", "taken over"])
+def test_a_turn_that_was_cut_before_its_session_could_be_resumed_stays_known_until_a_session_has_it(how: str) -> None:
+    unbound = owner.SessionBound("exe1", "n1", "scripted", resumable=False)
+    record = after(admit(1), owner.Started("exe1", "b1", 1, 2), unbound)
+    if how == "taken over":
+        record = after(owner.TakeOver("exe1", "s1", "r2", 3), owner.Ended("exe1", "stopped", True, 4), record=record)
+    else:
+        record = after(owner.Ended("exe1", "drained", True, 4), record=record)
+    assert record.cut
+    record = after(admit(2), record=record)
+    assert record.begins_cut and record.fallback
+    failed = after(owner.Ended("exe2", "failed", True, 5), record=record)
+    assert failed.cut, "what was cut is not told by an attempt that failed"
+    assert not after(replace(admit(3), resume="fresh"), record=failed).begins_cut
+    assert not after(replace(admit(3), history_fallback="never"), record=failed).fallback
+    bound = after(owner.SessionBound("exe2", "n2", "scripted"), record=record)
+    assert not after(owner.Ended("exe2", "drained", True, 5), admit(3), record=bound).begins_cut
+
+
+@pytest.mark.parametrize("outcome", ["completed", "failed", "stopped", "cancelled", "lost", "never_started"])
+def test_a_first_turn_that_ended_otherwise_begins_the_next_one_as_before(outcome: str) -> None:
+    record = after(admit(1), owner.Started("exe1", "b1", 1, 2), owner.Ended("exe1", outcome, True, 4), admit(2))
+    assert not record.cut and not record.begins_cut
+
+
+def test_a_turn_in_a_resumed_session_that_is_cut_goes_on_in_that_session() -> None:
+    record = after(admit(1), owner.SessionBound("exe1", "n1", "scripted"), owner.Ended("exe1", "completed", True, 2))
+    record = after(admit(2), owner.Ended("exe2", "drained", True, 3), admit(3), record=record)
+    assert not record.begins_cut and record.target is not None and record.target.native_session == "n1"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tether import ids
-from tether.checkpoint import CheckpointReference, DrainedExecution
+from tether.checkpoint import CheckpointReference, DrainedExecution, UnheardMessage
 from tether.control import ControlReply, StartCommand
 from tether.errors import Code, problem
 from tether.ids import ExecutionTarget
@@ -222,3 +222,48 @@ def test_a_users_prompt_that_wakes_comes_after_the_words_of_the_continuation_onc
         assert continuation.led_by(known, other) == other
     waits = known.model_copy(update={"drained": report(cut(continuation="wait"))})
     assert continuation.led_by(waits, command(8)) == command(8)
+
+
+UNREAD = (
+    UnheardMessage(request="req_5", text="look at the tests"),
+    UnheardMessage(request="req_6", text="and then", cut=True),
+)
+
+
+def test_messages_that_were_not_read_are_told_with_the_continuation() -> None:
+    text = continuation.prompt_for("chk_1", cut(unheard=UNREAD, unheard_more=2)).content[0].text
+    assert text.startswith(continuation.words(("Bash", "Edit")))
+    assert "1. [req_5]\nlook at the tests" in text and "2. [req_6] (its beginning)\nand then" in text
+    assert "2 more" in text and text.index("req_5") < text.index("req_6") < text.index("End of the messages")
+    led = continuation.led_by(active().model_copy(update={"drained": report(cut(unheard=UNREAD))}), command(8))
+    assert "look at the tests" in led.content[0].text and led.content[1:] == command(8).content
+
+
+@pytest.mark.parametrize("state", ["done", "failed"])
+def test_messages_that_were_not_read_lead_the_next_prompt_once_where_the_turn_does_not_go_on_by_itself(
+    state: str,
+) -> None:
+    drained = report(cut(unheard=UNREAD, continuation="wait"), state=state)
+    if state == "failed":
+        drained = drained.model_copy(update={"checkpoint": None})
+    known = active().model_copy(update={"drained": drained})
+    led = continuation.led_by(known, command(8))
+    assert led.content[0].text.startswith("[tether] Your last turn was cut off")
+    assert "look at the tests" in led.content[0].text and "Go on from" not in led.content[0].text
+    assert led.content[1:] == command(8).content and led == continuation.led_by(known, command(8))
+    for other in (command(9), command(8, conversation="c2")):
+        assert continuation.led_by(known, other) == other
+
+
+def test_what_a_deleted_record_does_not_know_any_more_the_reference_tells() -> None:
+    told = report(cut(unheard=UNREAD))
+    assert told.checkpoint is not None
+    reference = told.checkpoint.model_copy(update={"executions": told.executions})
+    anew = continuation.as_kept(active(), reference)
+    assert continuation.led_by(anew, command(8)) == continuation.led_by(continuation.as_kept(anew, None), command(8))
+    assert "look at the tests" in continuation.led_by(anew, command(8)).content[0].text
+    for known in (told, report(state="failed")):  # the record's own word, and that of a later drain that failed
+        mine = active().model_copy(update={"drained": known})
+        assert continuation.as_kept(mine, reference) == mine
+    newer = reference.model_copy(update={"drain": "d2"})  # of a collector that was drained by the machine, and went on
+    assert continuation.as_kept(active().model_copy(update={"drained": told}), newer).drained != told

@@ -124,6 +124,14 @@ async def test_suspend_resume_and_delete_are_handed_on_with_what_was_said(world:
     assert gone.status_code == 202 and gone.json()["joined"]
 
 
+async def test_a_delete_with_a_word_that_is_not_known_deletes_nothing(world: tuple[MemoryBus, Backend]) -> None:
+    bus, backend = world
+    async with HandAgent(bus, [RUNNING]).serving() as agent:
+        refused = await backend.client.delete("/v1/sandboxes/w1", params={"no_checkpoint": "true"})
+    assert refused.status_code == 422 and refused.json()["fields"][0]["field"] == "query.no_checkpoint"
+    assert agent.asked == []
+
+
 @pytest.mark.parametrize(
     ("method", "path", "sent", "field"),
     [

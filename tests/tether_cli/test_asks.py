@@ -6,7 +6,7 @@ import io
 import os
 import pty
 import tty
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
@@ -38,7 +38,7 @@ def interaction(body: dict[str, Any], **more: Any) -> Interaction:
 
 
 @pytest.fixture
-def terminal() -> Iterator[tuple[int, Keyboard]]:
+async def terminal() -> AsyncIterator[tuple[int, Keyboard]]:
     """The end that a person types at, and the keyboard that reads it."""
     master, slave = pty.openpty()
     tty.setraw(slave)

@@ -14,6 +14,7 @@ import pytest
 
 from support_local_set import processes_of
 from support_set import Keys, TetherSet, environment, on_terminal, running_set
+from tether_cli.commands.run import hint_of
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -224,6 +225,34 @@ def test_a_waiting_approval_is_answered_from_another_terminal(up: TetherSet) -> 
     assert "answered elsewhere" in text and "after" in text
 
 
+def test_answer_without_a_decision_asks_on_its_terminal_and_needs_one_elsewhere(up: TetherSet) -> None:
+    answered: list[Any] = []
+
+    def elsewhere() -> str:
+        for arguments in ([], ["same"], ["--option", "ever"]):
+            answered.append(up.tether("answer", "asked-there", "-", *arguments))
+        answered.append(on_tty(up, ["answer", "asked-there", "-"], [("allow remove", "not on my disk\n")]))
+        return ""  # nothing is typed here
+
+    arguments = ["run", "!ask remove\n!say after", "--agent", "scripted", "--conversation", "asked-there"]
+    code, text = on_tty(up, arguments, [("allow remove", elsewhere)])
+    without, same, option, (there, shown) = answered
+    assert without.returncode == 2 and "nothing to answer: give allow, deny or --choose" in without.stderr
+    assert same.returncode == 2 and "was not answered before; give allow, deny or --choose" in same.stderr
+    assert option.returncode == 2 and "has no such option; it has none" in option.stderr
+    assert there == 0 and "[y/N, or a reason why not]" in shown and "deny: " in shown
+    assert code == 0 and "failed (not on my disk)" in text
+
+
+def test_a_refused_key_is_told_with_the_variable_of_the_agent_that_needs_it() -> None:
+    told = {agent: hint_of("model_auth", agent) or "" for agent in ("claude", "codex", "acp:gemini", "acp:mine")}
+    assert told["claude"].startswith("set ANTHROPIC_API_KEY in the shell") and "tether agents login" in told["claude"]
+    assert told["codex"].startswith("set CODEX_API_KEY in the shell") and "login" not in told["codex"]
+    assert told["acp:gemini"].startswith("set GEMINI_API_KEY in the shell")
+    assert 'key_file of [agents."acp:mine"] in the agents file' in told["acp:mine"]
+    assert all(hint.endswith("keys are read when it starts") for hint in told.values())
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "told"),
     [
@@ -239,7 +268,9 @@ def test_a_waiting_approval_is_answered_from_another_terminal(up: TetherSet) -> 
         (["stop", "nothing-here"], 2, "neither an execution nor a conversation"),
         (["say", "nothing-here", "x"], 1, "SESSION_STREAM_NOT_ACTIVE"),
         (["answer", "nothing-here", "x"], 2, "give allow, deny or --choose"),
-        (["answer", "nothing-here", "x", "perhaps"], 2, "must be allow or deny"),
+        (["answer", "nothing-here", "x", "perhaps"], 2, "must be allow, deny or same"),
+        (["answer", "nothing-here", "x", "same", "--text", "y"], 2, "give nothing else with it"),
+        (["answer", "nothing-here", "x", "--option", "y", "--choose", "z"], 2, "give one of them"),
         (["webhooks", "--state", "foo"], 2, "--state must be one of pending, delivered, dead"),
     ],
 )

@@ -138,6 +138,36 @@ async def test_ending_the_set_stops_what_runs_and_tells_its_end_with_proof(data:
         await http.ended("c1", 2)
 
 
+async def test_sandboxes_of_a_set_that_was_ended_sleep_and_wake_in_the_next_one(data: Path) -> None:
+    async with ServiceSet(options(data)) as up, Http(up.state) as http:
+        await http.prompt("c1", "r1", "told", workspace="told")
+        await http.ended("c1", 1)
+        await http.prompt("c2", "r2", "working\n!hang", workspace="busy")
+
+        async def working() -> bool:
+            return await http.texts("c2") == ["working"]
+
+        await eventually(working, "the first text")
+    async with ServiceSet(options(data)) as up, Http(up.state) as http:
+
+        async def asleep() -> bool:
+            found = (await http.client.get("/v1/sandboxes")).json()["sandboxes"]
+            return {(one["workspace"], one["state"]) for one in found} == {("told", "suspended"), ("busy", "suspended")}
+
+        await eventually(asleep, "the sleep of what was ended")
+        await http.prompt("c1", "r3", "!recall", workspace="told")
+        await http.ended("c1", 2)
+        assert (await http.texts("c1"))[-1].startswith("I remember 1 earlier turns")
+        answer = await http.client.post("/v1/sandboxes/busy/resume", json={})
+        assert answer.status_code == 202 and answer.json()["woken"]
+
+        async def awake() -> bool:
+            found = (await http.client.get("/v1/sandboxes/busy")).json()
+            return bool(found["state"] == "active" and found["connected"])
+
+        await eventually(awake, "the resumed sandbox")
+
+
 async def test_a_second_set_on_the_same_directory_is_refused_and_harms_nothing(data: Path) -> None:
     async with ServiceSet(options(data)) as up:
         with pytest.raises(CliError, match="already up"):

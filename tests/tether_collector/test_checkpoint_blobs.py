@@ -110,7 +110,22 @@ async def test_a_store_that_gives_up_what_it_took_is_noticed(
     await bus.ensure(topology.tenant(tenant, max_bytes=1 << 20))
     store = CheckpointBlobs(bus, tenant, "w1", patience_s=1.0, disk=disk)
     with pytest.raises(BlobStoreError, match="its quota is too small"):
+        await store.put([a_file(tmp_path, os.urandom(1 << 20))])
+
+
+async def test_what_is_larger_than_the_quota_is_refused_before_it_drives_out_what_others_have(
+    bus: NatsBus, tenant: str, disk: DiskThread, tmp_path: Path
+) -> None:
+    await bus.ensure(topology.tenant(tenant, max_bytes=1 << 20))
+    other = a_file(tmp_path, b"of another workspace")
+    await CheckpointBlobs(bus, tenant, "w2", patience_s=1.0, disk=disk).put([other])
+    store = CheckpointBlobs(bus, tenant, "w1", patience_s=1.0, disk=disk)
+    with pytest.raises(BlobStoreError, match=r"2097152 bytes are more than the blob store's quota of 1048576"):
         await store.put([a_file(tmp_path, os.urandom(2 << 20))])
+    assert store.sent_bytes == 0
+    await CheckpointBlobs(bus, tenant, "w2", patience_s=1.0, disk=disk).get(
+        other.digest, other.size_bytes, tmp_path / "back"
+    )
 
 
 async def test_a_store_that_is_not_there_fails_after_its_patience(

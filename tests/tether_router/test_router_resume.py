@@ -282,3 +282,41 @@ async def test_d8_of_two_resumers_of_a_checkpoint_one_gets_it_and_the_other_writ
     commands = [StartCommand.model_validate_json(each.data) for each in stored]
     assert [(each.request_id, each.checkpoint_revision) for each in commands] == [("r1", revision)]
     assert [event.type for event in await stage.told()] == ["prompt.admitted", "response.created"]
+
+
+# --- a turn that was cut before its session could be resumed ---
+
+
+@pytest.mark.parametrize("setting", ["takeover", "always", "never"])
+@pytest.mark.parametrize("how", ["drained", "taken over"])
+def test_what_was_cut_too_early_to_be_resumed_begins_from_the_history_or_is_told_not_to(how: str, setting: str) -> None:
+    @virtual
+    async def run() -> None:
+        server = MemoryServer()
+        stage = await world(MemoryBus(server))
+        sandbox = Sandbox(stage.bus)
+        async with routing(MemoryBus(server), router_history_fallback=setting), sandbox.running():
+            await command_of(stage, sandbox, a_prompt("r1"))
+            execution = derived("r1")[1]
+            await sandbox.tell(execution, "session.bound", {"native_session": "early", "resumable": False})
+            if how == "drained":
+                await sandbox.tell(execution, "response.ended", {"outcome": "drained"})
+                await sandbox.end(execution, "drained")
+                await stage.state_is("idle")
+            else:
+                await stage.state_is("running")
+            prompt = a_prompt("r2", mode="takeover" if how == "taken over" else "auto")
+            command = await command_of(stage, sandbox, prompt)
+            assert (command.resume_session, command.resume) == (None, "history")
+            assert command.fallback is (setting != "never")
+            assert bool(command.history_cut) is (setting != "never")
+            await sandbox.finish(derived("r2")[1])
+            await stage.state_is("idle")
+            command = await command_of(stage, sandbox, choosing("r3", resume="fresh"))
+            assert (command.resume, command.fallback, command.history_cut) == ("fresh", None, None)
+            await sandbox.finish(derived("r3")[1])
+            await stage.state_is("idle")
+            command = await command_of(stage, sandbox, a_prompt("r4"))
+            assert command.resume is None, "the user began anew"
+
+    run()

@@ -82,6 +82,27 @@ rss_growth_mib_10min
     the slope's noise, which is the lower half of its 95 % interval (so that no growth is within it), or 2 MiB. Below
     300 s there is no verdict.
 
+resume_warm_ms_p95
+    From before the POST of a prompt whose sandbox is suspended, its processes gone and its volume there, to the first
+    event that the resumed session's CLI printed, on an SSE connection that was open before; p95 of a round's. The same
+    conversation sleeps and goes on again and again, and each time the agent says how many earlier turns it remembers:
+    one that it does not is lost. Baselines: `own start`, the same until the first event of the CLI in new
+    conversations of a new sandbox that is awake, p95 as well; `claim`, of the resumed ones until the execution's claim.
+resume_cold_s_p95
+    The same with a drain into the blob store and the volume deleted after it: the session, the collector's state and
+    1 MiB of files come back from blobs.
+
+drain_20_s, in --short drain_5_s
+    So many sandboxes, each with an execution that waits for an approval, drained at once (an order each from a thread
+    of its own): from before the first order until the last final report, which says that the compute is released.
+    Each report must name its execution as cut. Baseline `one`: a single sandbox.
+
+checkpoint_1mib_s, _50mib_s, _500mib_s, checkpoint_stored_bytes
+    From before the POST of a drain (`include: workspace`, `store: blobs`) of a sandbox in which nothing runs to its
+    final report; in its folder so much that was never stored, in files of 64 KiB (1 MiB) or 1 MiB. Stored bytes: what
+    JetStream says that the blob store grew by. Baseline `copy`: the same files read, digested with sha-256, written and
+    synced one after the other by this process. 500 MiB is left out of --short; it needs 3 GiB of JetStream's room.
+
 lost, duplicated
     Over all figures.
 """

@@ -202,7 +202,7 @@ def main(arguments: Sequence[str]) -> int:
                 say=say,
                 limit_s=allowed_s(names, short=given.short, seconds=given.seconds, soak_s=soak_s),
                 soak_s=soak_s,
-                log_bytes=draining.log_bytes(names),
+                log_bytes=draining.log_bytes(names, short=given.short),
             )
         )
     except CliError as error:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shutil
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
@@ -26,6 +28,7 @@ STORED: Final = "checkpoint_stored_bytes"
 GRACE_S: Final = 60.0
 _WAITING: Final = "!say here\n!ask Bash"
 _FILES: Final = "files"  # folder of the workspace
+_OTHER_BYTES: Final = 256 * MIB  # of other figures, and what JetStream adds
 _ON_BUS_S: Final = 30.0
 
 
@@ -37,12 +40,19 @@ def checkpoint_name(size_mib: int) -> str:
     return f"checkpoint_{size_mib}mib_s"
 
 
-def log_bytes(names: Sequence[str]) -> int | None:
-    """The quota that the blob store needs for these figures; None where an ephemeral set's own will do."""
+def sizes_of(names: Sequence[str]) -> list[int]:
+    """MiB of the checkpoints to make, where these figures are asked for."""
     sizes = [size for size in SIZES_MIB if checkpoint_name(size) in names]
+    return sizes or (list(SIZES_SHORT_MIB) if STORED in names else [])
+
+
+def log_bytes(names: Sequence[str], *, short: bool) -> int | None:
+    """The quota that the blob store needs for these figures: every round's content is new. None where an ephemeral
+    set's own will do."""
+    sizes = sizes_of(names)
     if not sizes:
         return None
-    return sum(_rounds(size, short=False) * size for size in sizes) * MIB + 256 * MIB
+    return sum(_rounds(size, short=short) * size for size in sizes) * MIB + _OTHER_BYTES
 
 
 def _rounds(size_mib: int, *, short: bool) -> int:
@@ -67,9 +77,7 @@ def _drained_at_once(rig: Rig, sandboxes: int) -> float:
         executions = {name: rig.prompt(client, name, _WAITING, name) for name in workspaces}
         for stream in streams:
             rig.wait(lambda s=stream: s.has(b'"interaction.requested"'), START_S, "an approval that waits")  # type: ignore[misc]
-        client.ask("GET", "/healthz")
-        begun_s = time.monotonic()
-        begun = {name: order(client, name, grace_s=GRACE_S, store="volume") for name in workspaces}
+        begun_s, begun = _ordered(rig, workspaces)
         views = {name: settled(rig, client, name, drain) for name, drain in begun.items()}
         took_s = time.monotonic() - begun_s
     kept = {
@@ -84,14 +92,27 @@ def _drained_at_once(rig: Rig, sandboxes: int) -> float:
     return took_s
 
 
+def _ordered(rig: Rig, workspaces: Sequence[str]) -> tuple[float, dict[str, str]]:
+    """When the first was ordered, and each one's drain; a connection and a thread for each order."""
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(rig.http()) for _ in workspaces]
+        for client in clients:
+            client.ask("GET", "/healthz")
+        pool = stack.enter_context(ThreadPoolExecutor(len(workspaces), "bench-drain"))
+        begun_s = time.monotonic()
+        begun = [
+            pool.submit(order, client, name, grace_s=GRACE_S, store="volume")
+            for client, name in zip(clients, workspaces, strict=True)
+        ]
+        return begun_s, {name: future.result() for name, future in zip(workspaces, begun, strict=True)}
+
+
 def checkpoints(rig: Rig, names: Sequence[str]) -> list[Figure]:
     """Figures by size; the stored bytes of each that is measured."""
     figures: list[Figure] = []
     stored: list[Figure] = []
-    for size_mib in SIZES_MIB:
+    for size_mib in sizes_of(names):
         name = checkpoint_name(size_mib)
-        if name not in names and not (STORED in names and size_mib in SIZES_SHORT_MIB):
-            continue
         took_s, copied_s, stored_bytes = _checkpoints_of(rig, size_mib)
         if name in names:
             note = "POST of a drain into the blob store → its final report"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Final
 
@@ -83,5 +84,5 @@ def _resumed(rig: Rig, times: int, sleep: Callable[[str], object]) -> list[tuple
 
 def remembered(said: str) -> int:
     """How many earlier turns the agent says that it remembers; 0 where it says something else."""
-    words = said.split()
-    return int(words[2]) if words[:2] == ["I", "remember"] and words[2].isdecimal() else 0
+    found = re.match(r"I remember (\d+) earlier turns", said)
+    return int(found[1]) if found else 0

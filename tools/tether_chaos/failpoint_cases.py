@@ -129,6 +129,7 @@ TABLE: Final[Mapping[str, str]] = {
     "collector.adopted": "adopt_keeper",
     "collector.blob_part_stored": "drain_deaf",
     "collector.checkpoint_": "drain",
+    "collector.checkpoint_stored": "drain_deaf",
     "collector.drain_": "drain",
     "collector.handed_over": "upgrade",
     "collector.leave_journaled": "drain",

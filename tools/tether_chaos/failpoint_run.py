@@ -174,12 +174,11 @@ class FailpointRun(Round):
         plan, scenario = case.plan, case.scenario
         try:
             if not scenario.at_rest:
-                await self._begun(self._readers[plan.name][-1], 5)
+                await self._begun(self._readers[plan.name][-1], 5, SETTLE_S)
             for place, deed in enumerate(scenario.deeds):
                 drain = f"{deed.replace('_', '-')}-{plan.name}-{place}"
-                await self._operators.perform(
-                    Operation(drain, plan.workspace, deed, 0.0, scenario.grace_s, scenario.store)
-                )
+                operation = Operation(drain, plan.workspace, deed, 0.0, scenario.grace_s, scenario.store)
+                await self._operators.perform(operation, insist=scenario.at_rest)
         except TimeoutError:
             self.result.violations.append(f"{case.failpoint}: nothing of {plan.name} began")
         finally:
@@ -241,11 +240,11 @@ class FailpointRun(Round):
             case "read" | "read_durable":
                 self._keep_reader(case, durable="late" if act == "read_durable" else None)
 
-    async def _begun(self, reader: Got, least: int) -> None:
+    async def _begun(self, reader: Got, least: int, within_s: float = FIRE_S) -> None:
         async def begun() -> bool:
             return len(reader.receipts) >= least
 
-        if not await until(begun, FIRE_S):
+        if not await until(begun, within_s):
             raise TimeoutError
 
     def _kill(self, services: ChaosSet, tier: str, workspace: str) -> None:

@@ -233,11 +233,7 @@ def overlap_faults(name: str, processes: Sequence[ProcessTruth]) -> list[str]:
 def prompt_faults(truth: Truth, outcomes: Sequence[Outcome], log: Log, cut: set[str]) -> list[str]:
     """Each request: one answer for all who asked, and the text reached an agent once. Where one caller was told that
     there was nobody to say it to, another may have asked later, as its next attempt, and was told otherwise."""
-    reached: Counter[str] = Counter()
-    texts = [str(m["text"]) for p in _taken(truth) for m in _messages(p) if m["type"] == "prompt"]
-    for text in texts:
-        # What goes on from a cut turn has its words before the user's.
-        reached.update(line.removeprefix("!say ") for line in text.split("\n") if line.startswith("!say <"))
+    reached = _reached(truth, log)
     faults: list[str] = []
     for outcome in outcomes:
         request, count = outcome.prompt.request, reached[outcome.prompt.marker]
@@ -253,10 +249,58 @@ def prompt_faults(truth: Truth, outcomes: Sequence[Outcome], log: Log, cut: set[
             continue
         execution = submission.execution or ""
         may_miss = execution in cut and log.outcome(execution) in _ABORTED
+        if submission.status == "interjected" and log.outcome(execution) == "drained" and _went_on(log, execution):
+            may_miss = False  # its sender was told that it had arrived
         if not count and not may_miss:
             what = f"{submission.status} into {execution} ({log.outcome(execution)}), reached no agent"
             faults.append(Fault(f"request {request}: {what}", lost=1))
     return faults
+
+
+def _went_on(log: Log, execution: str) -> bool:
+    """An agent has lived in the conversation since."""
+    order = list(log.executions)
+    return any(
+        log.outcome(later) != "never_started" and any(event.type == SESSION_BOUND for event in log.executions[later])
+        for later in order[order.index(execution) + 1 :]
+    )
+
+
+def _reached(truth: Truth, log: Log) -> Counter[str]:
+    """How often each prompt's marker reached an agent. What joined a turn that a drain cut, and had not been taken up,
+    did not: it is told again before whatever comes next, whose text has several markers for it."""
+    cut = {
+        process.file
+        for execution, processes in processes_of(truth, log).items()
+        if log.outcome(execution) == "drained"
+        for process in processes
+    }
+    reached: Counter[str] = Counter()
+    for process in _taken(truth):
+        heard = _taken_up(process) if process.file in cut else frozenset()
+        first = process.prompts()[:1]
+        for message in _messages(process):
+            if message["type"] != "prompt" or (
+                process.file in cut and message["id"] not in heard and (message["id"],) != first
+            ):
+                continue
+            lines = str(message["text"]).split("\n")
+            reached.update(line.removeprefix("!say ") for line in lines if line.startswith("!say <"))
+    return reached
+
+
+def _taken_up(process: ProcessTruth) -> frozenset[str]:
+    """Prompts for which it began a turn, or which it took into the running one, and said so. Its last record may be of
+    a line in the middle of which it was killed."""
+    found = set()
+    for record in process.records[:-1]:
+        line = record.get("line") if record["ev"] == "stdout" else None
+        said = json.loads(line) if isinstance(line, str) and "garbage" not in record else {}
+        if said.get("type") == "turn.started":
+            found.add(str(said["prompt"]))
+        elif said.get("type") == "prompt.accepted" and said.get("mode") == "steered":
+            found.add(str(said["id"]))
+    return frozenset(found)
 
 
 def effect_faults(truth: Truth) -> list[str]:

@@ -103,8 +103,8 @@ class Operators:
             await asyncio.sleep(operation.after_s)
             await self.perform(operation)
 
-    async def perform(self, operation: Operation) -> DrainView | None:
-        """Its final report; None where it came to nothing."""
+    async def perform(self, operation: Operation, *, insist: bool = False) -> DrainView | None:
+        """Its final report; None where it came to nothing. `insist`: a sandbox that is busy is asked again."""
         began_s, workspace, report = time.time(), operation.workspace, None
         try:
             match operation.deed:
@@ -115,7 +115,7 @@ class Operators:
                 case "lose_volume":
                     report = await self._lose_volume(operation)
                 case _:
-                    report = await self._ordered(operation)
+                    report = await self._ordered(operation, insist=insist)
         finally:
             self.spans.append((workspace, began_s, time.time()))
             came_to = "nothing" if report is None else report.state

@@ -40,6 +40,8 @@ def entry(result: Result, setup: Mapping[str, Any]) -> dict[str, Any]:
         "start_s": result.start_s,
         "slow": result.slow[:VIOLATIONS_KEPT],
         "fault_log": result.faults_done,
+        "operations": result.operations,
+        "drained": result.drained,
         "seconds": round(result.seconds, 1),
         "recovery_s": round(result.recovery_s, 1),
     }
@@ -133,6 +135,8 @@ def write(rounds: Sequence[Mapping[str, Any]], path: Path = Path("reports/chaos.
         "rounds": len(rounds),
         "prompts": sum(one["prompts"] for one in rounds),
         "faults": sum(one["faults"] for one in rounds),
+        "operations": sum(len(one.get("operations", ())) for one in rounds),
+        "drained": sum(one.get("drained", 0) for one in rounds),
         "environment": environment,
     }
     path.parent.mkdir(exist_ok=True)

@@ -211,6 +211,8 @@ def execution_words(one: DrainedExecution) -> str:
         parts.append(f"cut: {', '.join(one_line(name, 40) for name in one.interrupted)}")
     if one.cut:
         parts.append("its turn is not finished")
+    if unread := len(one.unheard) + one.unheard_more:
+        parts.append(f"{unread} message{'' if unread == 1 else 's'} not read")
     if one.detail:
         parts.append(one_line(one.detail, 200))
     return "; ".join(parts)

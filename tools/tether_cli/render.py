@@ -293,7 +293,8 @@ def _gap_line(first: int | None, last: int | None, reason: str, detail: str = ""
 
 def _recovered_line(why: str, rows: int, *, partial: bool) -> str:
     part = ", in part" if partial else ""
-    lost = "its earlier session is lost; " if why == "not_found" else ""
+    known = {"not_found": "its earlier session is lost; ", "cut": "its turn was cut too early to be resumed; "}
+    lost = known.get(why, "")
     return f"[session] {lost}it is given the conversation's history ({rows} rows{part})"
 
 

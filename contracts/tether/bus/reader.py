@@ -166,6 +166,7 @@ async def state(connection: Connection, stream: str) -> StreamState | None:
         int(now["bytes"]),
         int(now["first_seq"]),
         int(now["last_seq"]),
+        int(answer["config"].get("max_bytes", -1)),
     )
 
 

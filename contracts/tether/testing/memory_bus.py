@@ -312,7 +312,13 @@ class MemoryBus:
         if found is None:
             return None
         return StreamState(
-            stream, found.created, found.messages, found.bytes, found.first_sequence, found.last_sequence
+            stream,
+            found.created,
+            found.messages,
+            found.bytes,
+            found.first_sequence,
+            found.last_sequence,
+            int(found.config.get("max_bytes", -1)),
         )
 
     async def consumer(self, stream: str, durable: str) -> ConsumerState | None:

@@ -8,7 +8,8 @@
     draining     → active         DrainReported: failed; what runs is kept, and said not to be saved
     draining     → suspended      Released, once the report is done (purpose drain, suspend)
     draining     → deleting       Released (purpose delete)
-    active       → suspended      DrainedItself: its collector was told to go by the machine
+    active       → suspended      DrainedItself: its collector was told to go by the machine;
+                                  ComputeEnded: it was stopped without a drain, and everything of it is told
     suspended    → resuming       Wanted, Woken
     resuming     → active         Provisioned
     resuming     → suspended      WakeFailed
@@ -118,6 +119,14 @@ class DrainedItself:
 
 
 @dataclass(frozen=True, slots=True)
+class ComputeEnded:
+    """The provider's proof that nothing of it runs any more, though nobody drained it: its volume has everything.
+    Nothing of it is open in the log, and no work waits for it."""
+
+    at: int
+
+
+@dataclass(frozen=True, slots=True)
 class DeleteOrdered:
     """End it without a drain. `over`: the provider says that nothing of it runs, so a drain has nothing to save.
     `report` tells of the checkpoint that there is."""
@@ -146,6 +155,7 @@ SandboxInput = (
     | DrainReported
     | Released
     | DrainedItself
+    | ComputeEnded
     | DeleteOrdered
     | Deleted
 )
@@ -202,6 +212,8 @@ def decide(record: SandboxRecord | None, event: SandboxInput) -> Decision:
             return _released(record, event)
         case DrainedItself():
             return _drained_itself(record, event)
+        case ComputeEnded():
+            return _compute_ended(record, event)
         case DeleteOrdered():
             return _delete_ordered(record, event)
         case Deleted():
@@ -363,6 +375,22 @@ def _drained_itself(record: SandboxRecord | None, event: DrainedItself) -> Decis
     report = _kept(event.report, "drain")
     revision = report.checkpoint_revision
     return _changed(record, event.at, state="suspended", drained=report, checkpoint_revision=revision)
+
+
+def _compute_ended(record: SandboxRecord | None, event: ComputeEnded) -> Decision:
+    if record is None or record.state != "active":
+        return Keep()
+    return _changed(record, event.at, state="suspended", drained=_unread(record.drained))
+
+
+def _unread(report: DrainReport | None) -> DrainReport | None:
+    """What is left of an earlier drain: messages that no agent has read yet. Its turns are gone on with already, and
+    not a second time."""
+    kept = () if report is None else tuple(one for one in report.executions if one.unheard or one.unheard_more)
+    if report is None or not kept:
+        return None
+    executions = tuple(one.model_copy(update={"continuation": "wait"}) for one in kept)
+    return report.model_copy(update={"executions": executions})
 
 
 def _kept(report: DrainReport, purpose: Purpose) -> DrainReport:

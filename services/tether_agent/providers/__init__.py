@@ -44,7 +44,7 @@ class Compute:
 @dataclass(frozen=True, slots=True)
 class Status:
     """What a provider says about a sandbox. `alive`: its collector was seen just now. `ended`: nothing of it runs any
-    more, since it was ended."""
+    more, since it was ended. `lost`: so it is, but its volume is away, and a collector may yet tell what is on it."""
 
     tenant: str
     workspace: str
@@ -53,6 +53,7 @@ class Status:
     alive: bool
     facts: Mapping[str, Any] = field(default_factory=dict)
     ended: bool = False
+    lost: bool = False
 
 
 @dataclass(frozen=True, slots=True)

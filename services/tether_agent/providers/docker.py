@@ -458,8 +458,8 @@ class DockerProvider:
         for sandbox in list(self._sandboxes.values()):  # a scrape asks from its own thread
             file = sandbox.file
             if file is not None:
-                facts, ended = self._facts(file), file.status in ("stopped", "lost")
-                found.append(Status(file.tenant, file.workspace, file.sandbox, file.boot, sandbox.alive, facts, ended))
+                named, stands = (file.tenant, file.workspace, file.sandbox, file.boot, sandbox.alive), file.status
+                found.append(Status(*named, self._facts(file), stands in ("stopped", "lost"), stands == "lost"))
         return found
 
     def assign(self, tenant: str, workspace: str, path: str) -> str:

@@ -25,6 +25,7 @@ from tether.api_sandboxes import (
     SuspendRequest,
 )
 from tether.checkpoint import Include, Store
+from tether.errors import InvalidError
 from tether.ids import TOKEN_PATTERN, new_id
 from tether.limits import DRAIN_GRACE_MAX_S
 from tether_backend.http.parse import Who, With, body_of
@@ -66,6 +67,7 @@ async def suspend(workspace: WorkspaceId, request: Request, who: Who, deps: With
 @router.delete("/v1/sandboxes/{workspace}", status_code=202, response_model=DrainView)
 async def delete(
     workspace: WorkspaceId,
+    request: Request,
     who: Who,
     deps: With,
     drain_id: Annotated[str | None, Query(pattern=TOKEN_PATTERN)] = None,
@@ -75,6 +77,9 @@ async def delete(
     include: Annotated[Include | None, Query()] = None,
     checkpoint: Annotated[bool, Query()] = True,
 ) -> Any:
+    for name in request.query_params:
+        if name not in DeleteRequest.model_fields:  # nothing is deleted on a word that was not understood
+            raise InvalidError(f"query.{name}", f"is not known here; give {', '.join(DeleteRequest.model_fields)}")
     asked = DeleteRequest(
         drain_id=drain_id, grace_s=grace_s, reason=reason, store=store, include=include, checkpoint=checkpoint
     )

@@ -69,7 +69,7 @@ const SHAPES = {
     cwd: some(STRING),
   },
   recovered: {
-    from: some(STRING), process: INTEGER, why: oneOf("not_found", "chosen"), source: oneOf("native", "export"),
+    from: some(STRING), process: INTEGER, why: oneOf("not_found", "chosen", "cut"), source: oneOf("native", "export"),
     rows: or(INTEGER, 0), partial: or(BOOLEAN, false), detail: some(STRING),
   },
   completed: {

@@ -214,9 +214,15 @@ class GapView {
   }
 }
 
+const RECOVERED = {
+  not_found: "The agent's earlier session is lost.",
+  chosen: "The agent begins a new session, as was chosen.",
+  cut: "The turn before was cut before its session could be resumed.",
+};
+
 /** The agent goes on in a session of its own, with the history in place of the one that is lost. */
 function recoveredWords({ why, source, rows, partial }) {
-  const lost = why === "not_found" ? "The agent's earlier session is lost." : "The agent begins a new session, as was chosen.";
+  const lost = RECOVERED[why] ?? "The agent begins a new session.";
   const count = `${rows.toLocaleString()} ${rows === 1 ? "row" : "rows"}`;
   const from = source === "native" ? "the agent's own file" : "the conversation's history";
   return `${lost} It was given ${count} of what was said, from ${from}${partial ? "; older or longer parts are left out" : ""}.`;

@@ -25,6 +25,11 @@ State is data: it is saved (journal, fsync) before what it wants is done, and `w
 collector that was killed at any point reads it and goes on: Leave has a control id of its own, CheckpointMade fixes the
 reference before it is written under its operation id, Release of an execution that has ended does nothing.
 
+**What a drain cut stays cut** until its conversation starts again. A drain that begins after another one (SIGTERM's,
+or one that failed) takes over what that one cut, as ended: its report, manifest and reference are the only ones that
+who resumes will read. After a resume from the other one's checkpoint, which told the turns that go on by themselves,
+only messages that nobody has read are taken over.
+
 The phases only go forward. `Look` is what the shell sees of every execution; time is a part of it. SIGTERM of the
 process is an order like another (`source`), with the grace of the settings.
 """
@@ -32,12 +37,13 @@ process is an order like another (`source`), with the grace of the settings.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, assert_never
 
 from pydantic import BaseModel, ConfigDict
 
-from tether.checkpoint import CheckpointReference, DrainedExecution
+from tether.checkpoint import UNHEARD_TOTAL_CHARS_MAX, CheckpointReference, DrainedExecution
 from tether.errors import Problem
 from tether.ids import Token
 from tether.limits import DRAIN_TURN_SHARE
@@ -188,9 +194,37 @@ class Draining(BaseModel):
         return self.at + int(self.order.grace_s * 1000)
 
 
-def ordered(order: DrainOrder, source: Source, boot: str, at: int, executions: tuple[str, ...]) -> Draining:
-    """The drain begins, with every execution that lives."""
-    return Draining(order=order, source=source, boot=boot, at=at, runs={name: Run() for name in executions})
+def ordered(
+    order: DrainOrder,
+    source: Source,
+    boot: str,
+    at: int,
+    executions: tuple[str, ...],
+    carried: Mapping[str, DrainedExecution] | None = None,
+) -> Draining:
+    """The drain begins, with every execution that lives, and what was `carried` from the one before."""
+    runs = {name: Run(told=True, stage="ended", stored=True, left=left) for name, left in (carried or {}).items()}
+    return Draining(order=order, source=source, boot=boot, at=at, runs={**runs, **{name: Run() for name in executions}})
+
+
+def carried(
+    before: Draining | None, resumed: str | None, generations: Mapping[str, int]
+) -> dict[str, DrainedExecution]:
+    """Of the drain before, what is still cut. `resumed`: the checkpoint that this boot goes on from. `generations`:
+    conversation → its last execution's."""
+    found: dict[str, DrainedExecution] = {}
+    if before is None or not before.over:
+        return found
+    for name, run in before.runs.items():
+        left = run.left
+        if left is None or not left.cut:
+            continue
+        if generations.get(left.target.conversation, 0) > left.target.execution_generation:
+            continue  # its conversation has started since
+        told = resumed == before.checkpoint and not before.failed
+        if not told or (left.unheard and left.continuation == "wait"):
+            found[name] = left
+    return found
 
 
 def decide(state: Draining, input_: Input) -> Draining:
@@ -289,7 +323,7 @@ def next_look_at(state: Draining) -> int | None:
 
 def executions_of(state: Draining) -> tuple[DrainedExecution, ...]:
     """What became of those of which nothing is left."""
-    found = [run.left for run in state.runs.values() if run.left is not None]
+    found = _bounded([run.left for run in state.runs.values() if run.left is not None])
     if state.problem is None:
         return tuple(found)
     detail = f"{state.problem.detail}"
@@ -299,6 +333,19 @@ def executions_of(state: Draining) -> tuple[DrainedExecution, ...]:
         else one
         for one in found
     )
+
+
+def _bounded(executions: list[DrainedExecution]) -> list[DrainedExecution]:
+    """With no more of the messages' text than one record may hold."""
+    room, found = UNHEARD_TOTAL_CHARS_MAX, []
+    for one in executions:
+        messages = []
+        for message in one.unheard:
+            text = message.text[:room]
+            room -= len(text)
+            messages.append(message.model_copy(update={"text": text, "cut": message.cut or text != message.text}))
+        found.append(one.model_copy(update={"unheard": tuple(messages)}) if messages else one)
+    return found
 
 
 def is_clean(state: Draining) -> bool:

@@ -465,6 +465,7 @@ class Execution(ExecutionBase):
     def _close_what_is_open(self, rc: int | None) -> None:
         self._take_all(self.adapter.on_exit(self._adapter_state, -9 if rc is None else rc).drafts)
         self._take_all(self._interactions.expire_all())
+        self._facts.unheard = self._facts.unheard or self._receipts.unheard()
         self._take_all(self._receipts.process_gone())
         for draft in self._noise.summary():
             self._emit(draft.type, draft.body)

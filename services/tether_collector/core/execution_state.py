@@ -118,7 +118,8 @@ class ExecutionBase:
         if facts.outcome is None or not (facts.ended or facts.proof is not None):
             return None
         killed = self._stop.drain and (self._stop.stage == "killing" or self._ending.rc in (None, -9))
-        return Departure(facts.outcome, facts.outcome == "drained", killed, tuple(facts.interrupted))
+        drained, cut, unheard = facts.outcome == "drained", tuple(facts.interrupted), tuple(facts.unheard)
+        return Departure(facts.outcome, drained, killed, cut, unheard)
 
     @property
     def response_outcome(self) -> str | None:
@@ -220,7 +221,9 @@ class ExecutionBase:
         elif kind == ev.TOOL_COMPLETED:
             name = self._facts.tools.pop(body["tool"], None)
             if name is not None and self._stop.drain and body.get("status") != "ok":
+                # A CLI that was told to go kills its tools, and may call that an error: it was cut.
                 self._facts.interrupted.append(name)
+                body = {**body, "status": "interrupted"}
         self._fallback.shown = self._fallback.shown or kind in fb.SHOWN
         self._emit(kind, body)
 

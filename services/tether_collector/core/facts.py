@@ -38,18 +38,21 @@ class Facts:
     ended: bool = False
     tools: dict[str, str] = field(default_factory=dict)  # that run, id → name
     interrupted: list[str] = field(default_factory=list)  # names of those that a drain cut
+    unheard: list[str] = field(default_factory=list)  # interjections that were not taken up before the process ended
     proof: dict[str, Any] | None = None  # of the end, while a drain holds it back
     released: dict[str, Any] | None = None  # what a drain says of the checkpoint
 
 
 @dataclass(frozen=True, slots=True)
 class Departure:
-    """How the process left, once nothing of it is left. `drained`: a drain cut its response. `killed`: it had to be."""
+    """How the process left, once nothing of it is left. `drained`: a drain cut its response. `killed`: it had to be.
+    `unheard`: controls of interjections that its agent was given and had not taken up."""
 
     outcome: str
     drained: bool
     killed: bool
     interrupted: tuple[str, ...]
+    unheard: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,6 +77,11 @@ class Receipts:
         """True while an interjection waits for the CLI, written or not."""
         return bool(self._queued)
 
+    def unheard(self) -> list[str]:
+        """Interjections that are in the CLI's hands, and that it has not taken up: its queue goes with it."""
+        waiting = [entry for entry in self._all.values() if entry.queued]
+        return [entry.control for entry in waiting if entry.status in ("delivered", "settled")]
+
     def accept(self, control: str, verb: str, **fields: Any) -> list[Draft]:
         entry = Control(control, verb, **fields)
         self._all[control] = self._open[control] = entry

@@ -33,7 +33,9 @@ How a prompt joins a running execution is in `core.interjection`, how it takes o
 
 What an execution begins from is fixed by the compare-and-set of step 2 and nowhere else: the generation, the native
 session (none where the prompt's `resume` chose to do without it), the checkpoint reference, whether the history may
-stand in for a session that does not exist, and up to where. So of two that would resume one wins, and a command that is
+stand in for a session that does not exist, and up to where. What a drain or a takeover cut before its session could be
+resumed is gone on with from the history, or fails where that may not stand in; never in a session that knows nothing.
+So of two that would resume one wins, and a command that is
 made again after a crash is the same.
 
 Nothing is remembered between deliveries: each begins at the top, finds by the records and the log how far it was
@@ -293,8 +295,9 @@ def _enter(state: Admission) -> Step:
     if prompt.mode == "interject":
         detail = "no execution is active to interject into; send with mode auto under a new request id to start one"
         return fail(state, problem(Code.SESSION_STREAM_NOT_ACTIVE, detail))
+    may_lack = seen.record.native_session is not None or seen.record.cut
     may_need_history = prompt.resume == "history" or (
-        prompt.resume is None and seen.record.native_session is not None and state.history_fallback != "never"
+        prompt.resume is None and may_lack and state.history_fallback != "never"
     )
     key = subjects.checkpoint_key(prompt.tenant, prompt.workspace)
     return do(state, "reading_origin", steps.ReadOrigin(key, prompt.tenant, may_need_history))
@@ -379,6 +382,7 @@ def _start(state: Admission, record: OwnerRecord, revision: int) -> StartCommand
     prompt, target = state.prompt, state.target
     resumes = target.native_session is not None
     falls_back = resumes and record.fallback
+    begins_cut = prompt.resume is None and record.begins_cut
     goes_on = record.checkpoint_generation == target.execution_generation
     return StartCommand(
         control=ids.control_id(prompt.tenant, prompt.request_id, "start", state.attempt),
@@ -389,9 +393,9 @@ def _start(state: Admission, record: OwnerRecord, revision: int) -> StartCommand
         content=prompt.content,
         agent=prompt.agent,
         resume_session=target.native_session,
-        resume=prompt.resume,
-        fallback=True if falls_back else None,
-        history_cut=record.history_cut if falls_back or prompt.resume == "history" else None,
+        resume="history" if begins_cut else prompt.resume,
+        fallback=record.fallback if begins_cut else True if falls_back else None,
+        history_cut=record.history_cut if falls_back or begins_cut or prompt.resume == "history" else None,
         checkpoint_revision=record.checkpoint_revision if goes_on else None,
         continuation=prompt.continuation,
     )

@@ -7,7 +7,14 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tether.checkpoint import CheckpointReference, DrainedExecution
+from tether.checkpoint import (
+    UNHEARD_CHARS_MAX,
+    UNHEARD_MAX,
+    UNHEARD_TOTAL_CHARS_MAX,
+    CheckpointReference,
+    DrainedExecution,
+    UnheardMessage,
+)
 from tether.errors import Code, problem
 from tether.ids import ExecutionTarget
 from tether.sandbox import DrainOrder
@@ -205,3 +212,60 @@ def test_a_drain_always_comes_to_its_end(happened: list[d.Input], names: set[str
         state = kept(state)
     state = look(state, 12, *(d.Seen(name, "ended", True) for name in sorted(names)))
     assert state.over and d.wants(state) == ()
+
+
+# --- a drain after a drain ---
+
+
+def cut_by(drain: d.Draining, **more: Any) -> d.Draining:
+    """`exe_1` was cut, `exe_2` ended by itself; both ends are told."""
+    one = left("exe_1", "graceful", cut=True).model_copy(update=more)
+    state = look(drain, 1, d.Seen("exe_1", "ended", True, one), d.Seen("exe_2", "ended", True, left("exe_2")))
+    return look(kept(look(state, 1)), 2)
+
+
+def test_a_drain_after_a_drain_tells_of_what_that_one_cut_until_its_conversation_starts_again() -> None:
+    before = cut_by(began("exe_1", "exe_2"))
+    assert before.over
+    cut = left("exe_1", "graceful", cut=True)
+    assert d.carried(before, None, {"c_exe_1": 1, "c_exe_2": 1}) == {"exe_1": cut}
+    assert d.carried(before, None, {"c_exe_1": 2}) == {}, "it went on since"
+    assert set(d.carried(before, "ckp_older", {"c_exe_1": 1})) == {"exe_1"}
+    assert d.carried(before, before.checkpoint, {"c_exe_1": 1}) == {}, "a resume told its turn to go on"
+    assert d.carried(None, None, {}) == d.carried(began("exe_1"), None, {}) == {}
+
+
+def test_what_a_failed_drain_cut_and_messages_that_nobody_has_read_outlive_a_resume() -> None:
+    run = d.Run(stage="ended", left=left("exe_1", cut=True))
+    failed = began().model_copy(update={"phase": "over", "problem": FAILED, "runs": {"exe_1": run}})
+    assert set(d.carried(failed, failed.checkpoint, {"c_exe_1": 1})) == {"exe_1"}
+    unheard = (UnheardMessage(request="req_2", text="look here"),)
+    waits = cut_by(began("exe_1", "exe_2"), unheard=unheard)
+    assert set(d.carried(waits, waits.checkpoint, {"c_exe_1": 1})) == {"exe_1"}
+    goes_on = cut_by(began("exe_1", "exe_2"), unheard=unheard, continuation="continue")
+    assert d.carried(goes_on, goes_on.checkpoint, {"c_exe_1": 1}) == {}, "its continuation had them"
+
+
+def test_what_was_carried_is_in_the_report_and_nothing_is_done_to_it_again() -> None:
+    cut = left("exe_1", "forced", cut=True)
+    order = DrainOrder(drain="drn_2", grace_s=10)
+    state = look(d.ordered(order, "verb", "boot_1", AT, (), {"exe_1": cut}), 0)
+    state = look(state, 0)
+    assert state.phase == "checkpoint" and d.wants(state) == (d.MakeCheckpoint(),)
+    assert d.executions_of(state) == (cut,) and not d.is_clean(state)
+    state = look(kept(state), 1)
+    assert state.over and d.report_of(state).executions == (cut,)
+    both = d.ordered(order, "verb", "boot_1", AT, ("exe_3",), {"exe_1": cut})
+    assert {name: run.stage for name, run in both.runs.items()} == {"exe_1": "ended", "exe_3": "turn"}
+
+
+def test_the_text_of_unread_messages_in_one_report_is_bounded_and_what_is_cut_is_marked() -> None:
+    messages = tuple(UnheardMessage(request=f"req_{n}", text="x" * UNHEARD_CHARS_MAX) for n in range(UNHEARD_MAX))
+    runs = {
+        name: d.Run(stage="ended", left=left(name, cut=True).model_copy(update={"unheard": messages})) for name in NAMES
+    }
+    found = d.executions_of(began().model_copy(update={"runs": runs}))
+    told = [message for one in found for message in one.unheard]
+    assert len(told) == len(NAMES) * UNHEARD_MAX, "each is named"
+    assert sum(len(message.text) for message in told) == UNHEARD_TOTAL_CHARS_MAX
+    assert all(message.cut == (len(message.text) < UNHEARD_CHARS_MAX) for message in told)

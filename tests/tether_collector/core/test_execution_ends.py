@@ -328,3 +328,26 @@ def test_status_follows_the_execution() -> None:
     states.append(rig.execution.status().state)
     assert states == ["starting", "running", "waiting", "running", "exiting", "ended"]
     assert rig.execution.status().native_session == rig.execution.target.native_session == "s-1"
+
+
+@pytest.mark.parametrize(("said", "told"), [("error", "interrupted"), ("interrupted", "interrupted"), ("ok", "ok")])
+def test_a_tool_that_fails_after_a_drain_told_the_agent_to_go_was_cut(said: str, told: str) -> None:
+    rig = started()
+    rig.say({"type": "tool.start", "id": "t1", "name": "build", "input": {}})
+    rig.control("k1", "drain", kill_at=rig.at + 4000)
+    rig.say({"type": "tool.end", "id": "t1", "status": said, "output": "Exit code 137"})
+    rig.exit(143)
+    rig.prove()
+    completed = rig.body(ev.TOOL_COMPLETED)
+    assert (completed["status"], completed["output"]) == (told, "Exit code 137")
+    departure = rig.execution.departure()
+    assert departure is not None
+    assert departure.interrupted == (("build",) if told == "interrupted" else ())
+
+
+def test_a_tool_that_fails_before_a_drain_has_failed() -> None:
+    rig = started()
+    rig.say({"type": "tool.start", "id": "t1", "name": "build", "input": {}})
+    rig.say({"type": "tool.end", "id": "t1", "status": "error", "output": "Exit code 1"})
+    rig.control("k1", "drain", kill_at=rig.at + 4000)
+    assert rig.body(ev.TOOL_COMPLETED)["status"] == "error"

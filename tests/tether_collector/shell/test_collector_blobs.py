@@ -51,6 +51,15 @@ def test_a_large_body_without_a_field_for_a_blob_is_shortened() -> None:
     assert BODIES[cut.type].model_validate(cut.body)
 
 
+@pytest.mark.parametrize("long", [False, True], ids=["whole", "in-part"])
+def test_an_answer_that_is_offered_again_is_told_whole_or_not_at_all(long: bool) -> None:
+    offered = {"decision": "allow", "input": {"content": "y" * (5_000 if long else 500)}}
+    questions = [{"id": f"q{n}", "question": "why? " * 5000, "options": []} for n in range(40)]
+    asked = event("interaction.requested", interaction="i", kind="question", questions=questions, offered=offered)
+    cut, _ = externalise(asked)
+    assert cut.body.get("offered") == (None if long else offered), "a part of an answer is another answer"
+
+
 @pytest.mark.parametrize("kind", ["text.delta", "reasoning.delta", "tool.progress"])
 def test_a_huge_delta_is_cut_since_the_completed_text_comes_whole(kind: str) -> None:
     cut, blob = externalise(event(kind, segment="s", tool="t", text="\x01" * 300_000, offset=5))

@@ -167,6 +167,23 @@ async def test_d3_the_same_drain_joins_another_one_hears_of_it_and_starts_are_re
         run.check_whole()
 
 
+async def test_a_message_that_comes_during_a_drain_does_not_join_a_turn_that_may_be_cut(
+    bus: NatsBus, nats_server: NatsServer, tenant: str, tmp_path: Path
+) -> None:
+    async with collector(bus, nats_server.url, tenant, tmp_path) as rig:
+        run = await rig.begin("ready\n!tool build 60000")
+        await run.until("tool.started")
+        order = an_order(grace_s=4.0)
+        assert report_in(await ask_drain(rig, order)).phase == "turn"
+        message = {"request": "req_late", "content": [{"type": "text", "text": "late"}]}
+        refused = await rig.ask("interject", target=run.target, payload=message)
+        assert refused.problem is not None
+        assert (refused.problem.code, refused.problem.retryable) == ("DRAINING", True)
+        assert (await drained(rig, order)).state == "done"
+        await run.ended()
+        assert not any("late" in line.line for process in run.processes() for line in process.stdin)
+
+
 async def test_a_drain_is_ordered_by_the_newest_sandbox_record_alone(
     bus: NatsBus, nats_server: NatsServer, tenant: str, tmp_path: Path
 ) -> None:

@@ -20,10 +20,19 @@ from support_nats import NatsServer
 from support_shell import Rig, collector
 from tether import subjects
 from tether.bus import NatsBus
-from tether.checkpoint import FOLDER, RESTORE_FAILED, RESTORE_FAILED_EXIT, RESTORED, CheckpointReference, RestoreFailure
+from tether.checkpoint import (
+    FOLDER,
+    RESTORE_FAILED,
+    RESTORE_FAILED_EXIT,
+    RESTORED,
+    VOLUME,
+    CheckpointReference,
+    RestoreFailure,
+    VolumeIdentity,
+)
 from tether.failpoints import FOLDER_VARIABLE
 from tether.kv import Bucket
-from tether_collector.restoring import WORK
+from tether_collector.restoring import PLACING, WORK
 
 STEPS = (
     "restore_file_fetched",
@@ -350,3 +359,88 @@ async def test_a_reference_of_another_sandbox_since_this_one_began_is_not_writte
         assert report.state == "failed" and report.problem is not None
         assert "ckp_other" in report.problem.detail
         assert (await reference_of(rig)).checkpoint == "ckp_other" != other.checkpoint
+
+
+async def test_what_others_left_under_the_restores_own_names_leads_nowhere_and_stops_nothing(
+    bus: NatsBus, nats_server: NatsServer, tenant: str, tmp_path: Path
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "file").write_text("kept")
+    async with collector(bus, nats_server.url, tenant, tmp_path) as rig:
+        reference = await a_checkpoint(rig)
+        session = await session_of(rig)
+        going_on_from(rig, reference)
+        outside = "../" * 20 + str(elsewhere).lstrip("/")
+        for placing in (json.dumps({"targets": [str(elsewhere), outside, 1]}), "[]", "{}", "["):
+            lose_the_volume(rig)
+            (rig.directory / WORK).mkdir()
+            (rig.directory / PLACING).write_text(placing)
+            await rig.start()
+            assert (elsewhere / "file").read_text() == "kept"
+            await rig.kill()
+        lose_the_volume(rig)
+        (rig.directory / WORK).symlink_to(elsewhere)
+        await rig.start()
+        assert [path.name for path in elsewhere.iterdir()] == ["file"], "nothing is written through a link"
+        await check_goes_on(rig, session)
+
+
+async def test_a_manifest_that_is_no_file_is_refused_and_not_waited_for(
+    bus: NatsBus, nats_server: NatsServer, tenant: str, tmp_path: Path
+) -> None:
+    async with collector(bus, nats_server.url, tenant, tmp_path) as rig:
+        reference = await a_checkpoint(rig)
+        manifest = rig.directory / FOLDER / f"{reference.checkpoint}.json"
+        manifest.unlink()
+        os.mkfifo(manifest)
+        going_on_from(rig, reference)
+        assert "torn, or another's" in (await failure_of(rig)).problem.detail
+
+
+async def test_d12_another_workspaces_volume_is_refused_and_nothing_of_it_is_used(
+    bus: NatsBus, nats_server: NatsServer, tenant: str, tmp_path: Path
+) -> None:
+    async with (
+        collector(bus, nats_server.url, tenant, tmp_path) as rig,
+        collector(bus, nats_server.url, tenant, tmp_path, workspace="w2") as other,
+    ):
+        reference = await a_checkpoint(rig)
+        assert await other.hand_over() == 0
+        own, foreign = rig.directory.rename(tmp_path / "own"), other.directory.rename(tmp_path / "foreign")
+        for restores in (False, True):
+            shutil.copytree(foreign, rig.directory)
+            rig.boot = f"boot_{restores}"
+            if restores:
+                going_on_from(rig, reference)
+            failure = await failure_of(rig)
+            assert "another workspace's" in failure.problem.detail and not failure.problem.retryable
+            (rig.directory / RESTORE_FAILED).unlink()
+            assert tree(rig.directory) == tree(foreign)
+            shutil.rmtree(rig.directory)
+        own.rename(rig.directory)
+        await rig.start()
+        shutil.rmtree(foreign)
+
+
+async def test_a_volume_gets_its_identity_once_also_one_that_was_made_without_and_no_checkpoint_has_it(
+    bus: NatsBus, nats_server: NatsServer, tenant: str, tmp_path: Path
+) -> None:
+    async with collector(bus, nats_server.url, tenant, tmp_path) as rig:
+        path = rig.directory / VOLUME
+        made = path.read_bytes()
+        identity = VolumeIdentity.model_validate_json(made)
+        assert (identity.tenant, identity.workspace) == (rig.tenant, rig.workspace)
+        inode = path.stat().st_ino
+        assert await rig.hand_over() == 0
+        await rig.start()
+        assert path.stat().st_ino == inode, "it is not written again"
+        await rig.kill()
+        path.unlink()
+        await rig.start()
+        assert path.read_bytes() == made
+        await a_checkpoint(rig)
+        assert not any(file.path == VOLUME for file in (await manifest_of(rig)).files)
+        path.write_bytes(b"{")
+        rig.boot = "boot_next"
+        assert "damaged" in (await failure_of(rig)).problem.detail

@@ -292,7 +292,7 @@ def _tell(live: Live, state: SetState, output: Output, code: Exit) -> None:
     counts = f"{usage.input_tokens} tokens in, {usage.output_tokens} out"
     if (choices := resuming.choices_of(live)) and live.keyboard is None:
         say(f"   {resuming.hint(live.conversation, choices, data_option(state.data))}")
-    if hint := _hint(str((tracker.error or {}).get("code", "")), folded.agent):
+    if hint := hint_of(str((tracker.error or {}).get("code", "")), folded.agent):
         say(f"   {hint}")
     facts = (how, duration(seconds)) if unstarted else (how, money(usage.cost_usd), counts, duration(seconds))
     say(f"── {', '.join(facts)}")
@@ -304,7 +304,7 @@ def _tell(live: Live, state: SetState, output: Output, code: Exit) -> None:
         say(f"       tether logs {tracker.execution}{data_option(state.data)}")
 
 
-def _hint(code: str, agent: str | None) -> str | None:
+def hint_of(code: str, agent: str | None) -> str | None:
     """What to do about an error; about a refused key it is the agent's own."""
     from tether_cli import agents_config
 

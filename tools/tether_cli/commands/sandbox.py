@@ -46,7 +46,13 @@ def show(workspace: WorkspaceArgument, data: DataOption = None, as_json: JsonOpt
 def delete(
     workspace: WorkspaceArgument,
     yes: Annotated[bool, typer.Option("--yes", help="Delete without being asked.")] = False,
-    no_checkpoint: Annotated[bool, typer.Option("--no-checkpoint", help="Keep nothing of it.")] = False,
+    no_checkpoint: Annotated[
+        bool,
+        typer.Option(
+            "--no-checkpoint",
+            help="End it at once, without a drain: no checkpoint is made. Its files stay on the volume.",
+        ),
+    ] = False,
     grace: GraceOption = None,
     reason: ReasonOption = None,
     drain_id: DrainIdOption = None,
@@ -54,7 +60,7 @@ def delete(
     data: DataOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Delete a sandbox, drained first. Its checkpoint and its conversations stay; files go with the volume."""
+    """Delete a sandbox, drained first. Its checkpoint, its conversations and the files on its volume stay."""
     from tether_cli import drains, talk
 
     name = talk.token(workspace, "WORKSPACE")
