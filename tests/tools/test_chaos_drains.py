@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 
 import pytest
 
 from tether.checkpoint import KEPT_MAX, CheckpointReference, DrainedExecution
+from tether.client import Submission
 from tether.events import Event
 from tether.ids import ExecutionTarget
 from tether_chaos.drains import Allowed, drain_faults, drained
-from tether_chaos.judge import Log
+from tether_chaos.judge import Log, prompt_faults
+from tether_chaos.load import Outcome
 from tether_chaos.operators import Door
-from tether_chaos.plan import OPERATIONS_MAX, SERVICES, Operation, draw
+from tether_chaos.plan import OPERATIONS_MAX, SERVICES, Operation, PromptPlan, draw
+from tether_collector.launching import derived_uuid
+from tether_oracle import Truth
+from tether_oracle.truth import ProcessTruth, StdinLine
 
 ORDERED = Allowed(orders={"op-1"})
 
@@ -158,3 +164,44 @@ async def test_a_door_that_is_shut_lets_out_who_is_inside_and_nobody_in() -> Non
             await door.emptied()
             order.append("empty")
     assert order == ["first in", "first out", "empty", "second in", "second out"]
+
+
+# --- messages that had joined a turn which was cut ---
+
+
+def a_process(prompt: str, *texts: str, taken_up: bool = False) -> ProcessTruth:
+    """One whose first prompt has the id `prompt`; each further text joined its turn."""
+    names = [prompt, *(f"ctl_{number}" for number in range(1, len(texts)))]
+    lines = [json.dumps({"type": "prompt", "id": name, "text": text}) for name, text in zip(names, texts, strict=True)]
+    begun = names if taken_up else names[:1]
+    records: list[dict[str, object]] = [{"ev": "start", "at": 1.0}]
+    records += [{"ev": "stdout", "line": json.dumps({"type": "turn.started", "prompt": name})} for name in begun]
+    stdin = tuple(StdinLine(number, line, None) for number, line in enumerate(lines))
+    return ProcessTruth(prompt, "s", 1, 1.0, (), stdin, 143, (*records, {"ev": "exit", "code": 143}))
+
+
+def joined(*processes: ProcessTruth) -> list[str]:
+    """The faults of a message that joined the turn of execution `e`, which a drain cut; `e2` came after it."""
+    log = a_log()
+    log.executions["e2"] = [an_event(1, "execution.started"), an_event(2, "session.bound", native_session="s")]
+    prompt = PromptPlan("r1", "<r1>", "!say <r1>", "http", None, "run", 0.0, False, mode="interject")
+    submission = Submission("c", "r1", "interjected", "rsp", "e", "cur")
+    outcome = Outcome(prompt, submission, None, [("interjected", "rsp", "e")])
+    return prompt_faults(Truth(processes, ()), [outcome], log, {"e"})
+
+
+FIRST, SECOND = derived_uuid("e", "prompt"), derived_uuid("e2", "prompt")
+
+
+def test_a_message_that_was_not_read_is_told_again_and_that_is_once() -> None:
+    cut, after = a_process(FIRST, "!say <r0>", "!say <r1>"), a_process(SECOND, "unread:\n!say <r1>\nend\n!say <r2>")
+    assert joined(cut, after) == []
+    [lost] = joined(cut, a_process(SECOND, "!say <r2>"))
+    assert "reached no agent" in lost
+
+
+def test_a_message_that_was_taken_up_and_is_told_again_is_twice() -> None:
+    cut = a_process(FIRST, "!say <r0>", "!say <r1>", taken_up=True)
+    assert joined(cut, a_process(SECOND, "!say <r2>")) == []
+    [twice] = joined(cut, a_process(SECOND, "unread:\n!say <r1>\nend\n!say <r2>"))
+    assert "reached an agent 2 times" in twice
