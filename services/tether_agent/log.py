@@ -15,6 +15,7 @@ from tether.conversation_log import append_once
 from tether.errors import Code, InvalidError, Problem, UndecidedError, WrongLastSequenceError, problem
 from tether.events import ConversationEvent, Event
 from tether.frames import Frame, Position
+from tether.ids import ExecutionTarget
 from tether.ports import Bus, StoredMessage
 from tether.subjects import EventAddress
 from tether_agent.core.commands import LogSeen
@@ -30,6 +31,19 @@ async def look(bus: Bus, command: StartCommand) -> LogSeen:
     address = _address(command)
     first = await bus.next_after(subjects.events_stream(address.tenant), 0, address.subject)
     return LogSeen("empty") if first is None else _judge(first)
+
+
+async def has_ended(bus: Bus, target: ExecutionTarget) -> bool:
+    """The fence stands: `execution.ended` is the last that the log says of it. Raises BusError."""
+    address = EventAddress(target.tenant, target.workspace, target.conversation, target.execution)
+    last = await bus.last(subjects.events_stream(address.tenant), address.subject)
+    if last is None:
+        return False
+    try:
+        frame = frames.decode(last.subject, last.data)
+    except InvalidError:
+        return False  # a newer version's frame
+    return isinstance(frame, Frame) and any(event.type == events.EXECUTION_ENDED for event in frame.events)
 
 
 def _judge(first: StoredMessage) -> LogSeen:

@@ -21,9 +21,11 @@ from tether.checkpoint import CheckpointReference, decode_manifest
 from tether.errors import BusError, Code, InvalidError, Problem, ProblemError, problem
 from tether.events import BlobRef
 from tether.failpoints import failpoint
+from tether.ids import ExecutionTarget
 from tether.limits import CHECKPOINT_MANIFEST_BYTES_MAX
 from tether.ports import Bus
 from tether.sandbox import CAN_DRAIN, DrainOrder, DrainReport, SandboxRecord
+from tether_agent import log
 from tether_agent.config import AgentSettings
 from tether_agent.core import draining, idle
 from tether_agent.core.sandbox import DeleteOrdered, DrainOrdered, Purpose, joins
@@ -280,22 +282,26 @@ class Operations:
             raise ProblemError(draining.cannot_drain())
 
     async def _check_idle(self, record: SandboxRecord) -> None:
-        """Raises ProblemError (SESSION_BUSY) naming who is active; BusError."""
+        """Raises ProblemError (SESSION_BUSY) naming who is active; BusError. Records and registration lag behind an
+        end; the log does not."""
         tenant, workspace = record.tenant, record.workspace
-        busy: dict[str, dict[str, str]] = {}
+        found: dict[str, tuple[ExecutionTarget, str]] = {}
         for target in await open_executions(self._bus, tenant, workspace):
-            named = {"conversation": target.conversation, "execution": target.execution, "state": "open"}
-            busy[target.execution] = named
+            found[target.execution] = (target, "open")
         registration = await self._sandboxes.registration(tenant, workspace, record.sandbox)
         for target, state in [] if registration is None else idle.living(registration):
-            named = {"conversation": target.conversation, "execution": target.execution, "state": state}
-            busy[target.execution] = named
+            found[target.execution] = (target, state)
+        busy = {
+            name: {"conversation": target.conversation, "execution": name, "state": state}
+            for name, (target, state) in found.items()
+            if not await log.has_ended(self._bus, target)
+        }
         if not busy and not await work_waits(self._bus, tenant, workspace):
             return
         who = list(busy.values())[:_BUSY_MAX]
         detail = ", ".join(f"{each['conversation']} ({each['state']})" for each in who) or "a prompt that waits"
-        found = problem(Code.SESSION_BUSY, f"the sandbox is busy: {detail}; `force` cuts them", executions=who)
-        raise ProblemError(found)
+        why = problem(Code.SESSION_BUSY, f"the sandbox is busy: {detail}; `force` cuts them", executions=who)
+        raise ProblemError(why)
 
     def _told(self, applied: Applied, drain: str, joined: bool) -> Answer:
         record = applied.record

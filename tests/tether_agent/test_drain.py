@@ -12,12 +12,15 @@ import pytest
 
 from support_agent import Conversation, agent_service, conversation, until
 from support_sandbox import Sandbox, ask
-from tether import ids, owner, subjects
+from tether import events, frames, ids, owner, subjects
 from tether.bus import NatsBus
 from tether.errors import Code, problem
+from tether.events import Event
+from tether.frames import Frame, Position
 from tether.kv import Bucket
 from tether.limits import DRAIN_GRACE_S
 from tether.processes import is_running, send_signal
+from tether.subjects import EventAddress
 from tether_agent import lifecycle
 from tether_agent.config import AgentSettings
 from tether_agent.providers import procfs, sandbox_file
@@ -153,6 +156,23 @@ async def test_suspend_takes_an_idle_sandbox(active: LocalProvider, sandbox: San
     assert (await sandbox.ask("suspend", drain_id="d1"))["state"] == "draining"
     await sandbox.reaches("suspended")
     assert (await sandbox.report("d1"))["purpose"] == "suspend"
+
+
+async def test_suspend_goes_by_the_log_where_records_lag_behind_an_end(
+    active: LocalProvider, sandbox: Sandbox, talk: Conversation
+) -> None:
+    known = await Bucket(talk.bus, subjects.OWNERS).record(
+        subjects.owner_key(talk.tenant, talk.workspace, talk.name), owner.OwnerRecord
+    )
+    assert known is not None and known.target is not None
+    target = known.target
+    address = EventAddress(target.tenant, target.workspace, target.conversation, target.execution)
+    ended = Event(ordinal=1, at=1, type=events.EXECUTION_ENDED, body={"outcome": "completed"})
+    frame = Frame(first=1, last=1, pos=Position(record=0, index=0), events=[ended])
+    assert (await sandbox.ask("suspend", drain_id="d1"))["problem"]["code"] == "SESSION_BUSY"
+    await sandbox.bus.publish(address.subject, frames.encode(frame))
+    assert (await sandbox.ask("suspend", drain_id="d1"))["state"] == "draining"
+    await sandbox.reaches("suspended")
 
 
 async def test_a_prompt_that_waits_is_busy_too(active: LocalProvider, sandbox: Sandbox, talk: Conversation) -> None:
