@@ -115,6 +115,16 @@ class Control:
         )
 
 
+def knows_boot(path: Path, boot: str) -> bool:
+    """A collector of this boot has served with the journal of this path. False too where it cannot be read, or is of a
+    version without boots: whoever opens it then says so."""
+    try:
+        with closing(sqlite3.connect(path)) as db:
+            return db.execute("SELECT 1 FROM boots WHERE boot=?", (boot,)).fetchone() is not None
+    except sqlite3.Error:
+        return False
+
+
 class Journal:
     """One open journal. Not for use by two collectors: the workspace's lock sees to that."""
 

@@ -57,6 +57,7 @@ from tether_collector.config import CollectorSettings
 from tether_collector.core.checkpoint_rules import JOURNAL, STATE_FOLDER, unsafe_path
 from tether_collector.core.restore_rules import Refused, Volume, Wanted, Way, check_manifest, decide, targets
 from tether_collector.disk_thread import DiskThread
+from tether_collector.journal import knows_boot
 from tether_collector.surroundings import now_ms
 
 WORK: Final = ".tether-restore"
@@ -140,7 +141,7 @@ async def _restore(means: Means) -> None:
     wanted = Wanted(asked, settings.collector_restore_revision, settings.tenant, settings.workspace, settings.sandbox)
     try:
         await disk.run(partial(_clear, workspace))
-        volume = await disk.run(partial(_look, workspace, asked))
+        volume = await disk.run(partial(_look, workspace, asked, settings.boot))
         way = decide(wanted, reference, revision, volume)
         if isinstance(way, Refused):
             raise RestoreError(way.detail, retryable=way.retryable)
@@ -190,14 +191,16 @@ async def _reference(settings: CollectorSettings, bus: Bus) -> tuple[CheckpointR
             await asyncio.sleep(RETRY_S)
 
 
-def _look(workspace: Path, checkpoint: str) -> Volume:
+def _look(workspace: Path, checkpoint: str, boot: str) -> Volume:
     manifest = manifest_path(workspace, checkpoint)
     data = None
     with suppress(FileNotFoundError):
         facts = manifest.lstat()
         fit = stat.S_ISREG(facts.st_mode) and facts.st_size <= CHECKPOINT_MANIFEST_BYTES_MAX
         data = manifest.read_bytes() if fit else b""  # no reference names nothing; a fifo would be waited for
-    return Volume(live=(workspace / JOURNAL).exists(), manifest=data)
+    journal = workspace / JOURNAL
+    live = journal.exists()
+    return Volume(live=live, manifest=data, begun=live and knows_boot(journal, boot))
 
 
 async def _manifest(

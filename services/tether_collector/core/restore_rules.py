@@ -52,16 +52,18 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Volume:
-    """`live`: there is a journal. `manifest`: the bytes under the checkpoint's name, None where there are none."""
+    """`live`: there is a journal. `manifest`: the bytes under the checkpoint's name, None where there are none.
+    `begun`: the journal knows this boot, so a collector of it has served here already."""
 
     live: bool
     manifest: bytes | None
+    begun: bool = False
 
 
 def decide(wanted: Wanted, reference: CheckpointReference | None, revision: int, volume: Volume) -> Way | Refused:
     """`revision`: of the reference, 0 where there is none."""
-    if volume.live and volume.manifest is None:
-        return Way.NEWER
+    if volume.live and (volume.manifest is None or volume.begun):
+        return Way.NEWER  # one that begun goes on: what it was started with may have been left behind since
     if reference is None:
         return Refused(f"there is no reference of a checkpoint; {wanted.checkpoint} was asked for")
     if reference.checkpoint != wanted.checkpoint or (wanted.revision and wanted.revision != revision):

@@ -153,6 +153,25 @@ async def test_a_volume_that_has_the_checkpoint_is_warm_and_one_that_went_on_sin
         assert not (rig.directory / RESTORED).exists()
 
 
+async def test_a_boot_that_has_begun_goes_on_whatever_the_reference_names_by_then(
+    bus: NatsBus, nats_server: NatsServer, tenant: str, tmp_path: Path
+) -> None:
+    async with collector(bus, nats_server.url, tenant, tmp_path) as rig:
+        reference = await a_checkpoint(rig, store="volume")
+        session = await session_of(rig)
+        rig.boot = "boot_next"
+        going_on_from(rig, reference)
+        await rig.start()
+        entry = await reference_entry(rig)
+        assert entry is not None
+        later = reference.model_copy(update={"checkpoint": "ckp_later", "drain": "later"})
+        await Bucket(bus, subjects.CHECKPOINTS).update(entry.key, later.value(), op="later", revision=entry.revision)
+        assert await rig.hand_over() == 0
+        await rig.start()
+        assert [line["way"] for line in rig.lines("resume")] == ["warm", "newer"]
+        await check_goes_on(rig, session)
+
+
 async def test_d6_a_torn_manifest_is_refused_by_its_digest_and_nothing_of_the_volume_is_touched(
     bus: NatsBus, nats_server: NatsServer, tenant: str, tmp_path: Path
 ) -> None:
