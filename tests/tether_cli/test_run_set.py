@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 
 from support_local_set import processes_of
 from support_set import Keys, TetherSet, environment, on_terminal, running_set
+from tether.processes import send_signal
 from tether_cli.commands.run import hint_of
 
 pytestmark = pytest.mark.timeout(240)
@@ -192,6 +195,31 @@ def test_a_conversation_is_shown_listed_attached_and_logged_afterwards(up: Tethe
     assert durable.stdout == ""
     logged = [json.loads(line) for line in up.tether("logs", execution, "--json").stdout.splitlines()]
     assert [logged[0]["type"], logged[-1]["type"]] == ["execution.started", "execution.ended"]
+
+
+def test_attach_waits_for_a_response_whose_sandbox_is_not_there_yet(up: TetherSet) -> None:
+    agent = up.state.children["agent"]
+    send_signal(agent, signal.SIGSTOP)
+    try:
+        content = [{"type": "text", "text": "!say at last"}]
+        body = {"request_id": "early1", "content": content, "agent": {"kind": "scripted"}}
+        headers = {"Authorization": f"Bearer {up.state.token}"}
+        sent = httpx2.post(f"{up.state.http_url}/v1/conversations/early/messages", json=body, headers=headers)
+        assert sent.json()["status"] == "admitted", sent.text
+        attached = subprocess.Popen(
+            up.command("attach", "early"),
+            env=environment(up.home),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        with pytest.raises(subprocess.TimeoutExpired):
+            attached.wait(timeout=3)
+    finally:
+        send_signal(agent, signal.SIGCONT)
+    stdout, stderr = attached.communicate(timeout=60)
+    assert (attached.returncode, stdout) == (0, "at last\n"), stderr
 
 
 def test_a_second_prompt_goes_on_in_the_conversation_and_in_its_session(up: TetherSet) -> None:

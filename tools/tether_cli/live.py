@@ -110,7 +110,7 @@ class Live:
             return False
         active = (await self.client.executions(conversation=self.conversation, active=True, limit=1)).executions
         if not active or active[0].response is None:
-            return True
+            return not await self._starts()
         view = active[0]
         state = await self.client.state(view.execution)
         if state.response_outcome is not None:
@@ -119,6 +119,15 @@ class Live:
         self.tracker.begin_from(state)
         self.know()
         return False
+
+    async def _starts(self) -> bool:
+        """The newest response has no execution in the log yet: its sandbox is being made, or woken."""
+        newest = (await self.client.conversation(self.conversation, limit=1)).responses[-1:]
+        if not newest or newest[0].outcome is not None:
+            return False
+        self.tracker.response, self.tracker.execution = newest[0].response, newest[0].execution
+        self.know()
+        return True
 
     # --- signals ---
 
