@@ -7,14 +7,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import glob
 import json
 import logging
 import os
 import signal
 import sys
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import structlog
 import uvloop
@@ -23,6 +26,7 @@ from tether import __version__, metrics, tracing
 from tether.settings import EX_CONFIG, ConfigurationError, ServiceSettings
 
 Main = Callable[[asyncio.Event], Awaitable[None]]
+LEFTOVER_S: Final = 60.0  # no write takes so long; longer than a writer on a disk that hangs is worth waiting for
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 
@@ -66,7 +70,14 @@ def ready(settings: ServiceSettings, **facts: Any) -> None:
 
 
 def write_whole(path: Path, data: bytes, *, mode: int = 0o600) -> None:
-    """Write a file so that a reader sees all of it or none: temp, fsync, rename, fsync of the folder."""
+    """Write a file so that a reader sees all of it or none: temp, fsync, rename, fsync of the folder.
+
+    What writers left that were killed in the midst of it is deleted once it is LEFTOVER_S old, so that it does not add
+    up over restarts."""
+    for leftover in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+        with contextlib.suppress(OSError):  # another writer was faster
+            if time.time() - leftover.lstat().st_mtime > LEFTOVER_S:
+                leftover.unlink()
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     try:
