@@ -11,6 +11,7 @@ import json
 import random
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -40,9 +41,12 @@ class ModelKeeper:
 
     def __init__(self, machine: Machine, folder: Path, spec: LaunchSpec) -> None:
         (folder / "spool").mkdir(mode=0o700, parents=True, exist_ok=True)
-        (folder / "spawn.json").write_text(json.dumps({"nonce": spec.nonce}))
         self.machine, self.spec = machine, spec
-        self.spool = SpoolWriter(str(folder / "spool"), spec.nonce, SEGMENT_BYTES, QUOTA_BYTES)
+        try:
+            self.spool = SpoolWriter(str(folder / "spool"), spec.nonce, SEGMENT_BYTES, QUOTA_BYTES)
+        except FileExistsError as error:  # a note of a launch that was given up lies there: a real keeper ends here
+            raise LaunchError("crashed", str(error)) from None
+        (folder / "spawn.json").write_text(json.dumps({"nonce": spec.nonce}))
         self.link: ModelLink | None = None
         self.alive = True  # of the CLI
         self.gone = False  # the keeper itself
@@ -56,6 +60,8 @@ class ModelKeeper:
         self._turn: str | None = None
         self._steered: list[str] = []
         self._asked: str | None = None
+        named = [after for flag, after in pairwise(spec.argv) if flag in ("--resume", "--session-id")]
+        self._session = named[0] if named else spec.execution
 
     @property
     def waits(self) -> bool:
@@ -164,7 +170,7 @@ class ModelKeeper:
     def _begin(self, line: dict[str, Any]) -> None:
         self.behaviour = str(line["text"]).split()[0]
         self._turn = line["id"]
-        self.say(type="session", session_id=self.spec.execution, agent="scripted", version="1")
+        self.say(type="session", session_id=self._session, agent="scripted", version="1")
         self.say(type="turn.started", prompt=self._turn)
         self.say(type="text", segment="s1", text="working")
         match self.behaviour:
@@ -365,13 +371,13 @@ class Machine:
     async def launch(self, folder: Path, spec: LaunchSpec, dead: Callable[[], bool]) -> ModelLink:
         await asyncio.sleep(self.random.random() * 0.05)
         if dead():
-            raise LinkLost("the collector died")
+            raise asyncio.CancelledError("the collector died")  # what is dead does not try again
         if (folder / "spawn.json").exists():
             raise LaunchError("already_spawned", "")
         keeper = self.spawn(folder, spec)
         await asyncio.sleep(self.random.random() * 0.05)
         if dead():
-            raise LinkLost("the collector died")
+            raise asyncio.CancelledError("the collector died")
         return ModelLink(keeper, dead)
 
     async def adopt(self, folder: Path, dead: Callable[[], bool]) -> ModelLink | Gone:

@@ -20,10 +20,12 @@ MARKER: Final = b"TETHER_PROCESS_NONCE="
 PAUSE_S: Final = 0.03  # between two looks
 
 
-def _execution_of(pid: int) -> str | None:
+def _execution_of(pid: int, root: bytes) -> str | None:
     try:
         environ = Path(f"/proc/{pid}/environ").read_bytes()
     except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return None
+    if root not in environ:
         return None
     for entry in environ.split(b"\0"):
         if entry.startswith(MARKER):
@@ -31,11 +33,12 @@ def _execution_of(pid: int) -> str | None:
     return None
 
 
-def living() -> dict[str, list[ProcessId]]:
-    """Execution → its living processes."""
+def living(root: str = "") -> dict[str, list[ProcessId]]:
+    """Execution → its living processes, of the set below `root`: ids are derived from requests, and sets of other tests
+    may have the same at the same time."""
     found: dict[str, list[ProcessId]] = {}
     for pid in procfs.pids():
-        execution = _execution_of(pid)
+        execution = _execution_of(pid, root.encode())
         identity = None if execution is None else identify(pid)
         if execution is not None and identity is not None:
             found.setdefault(execution, []).append(identity)
@@ -43,9 +46,11 @@ def living() -> dict[str, list[ProcessId]]:
 
 
 class Writers:
-    """Watches from its beginning to its end. `together`: sets of executions that lived at the same time."""
+    """Watches the set below `root` from its beginning to its end. `together`: sets of executions that lived at the same
+    time."""
 
-    def __init__(self) -> None:
+    def __init__(self, root: str) -> None:
+        self._root = root
         self.together: set[frozenset[str]] = set()
         self.seen: set[str] = set()
         self.looks = 0
@@ -54,7 +59,7 @@ class Writers:
 
     def _watch(self) -> None:
         while not self._over.wait(PAUSE_S):
-            found = living()
+            found = living(self._root)
             self.looks += 1
             self.seen |= found.keys()
             if len(found) > 1:
@@ -74,4 +79,5 @@ class Writers:
     def overlaps(self, executions: Iterable[str]) -> list[Sequence[str]]:
         """Pairs and more of these executions that were seen alive together: there may be none."""
         wanted = frozenset(executions)
+        assert wanted & self.seen, "none of them was seen at all"
         return [sorted(names & wanted) for names in self.together if len(names & wanted) > 1]

@@ -41,7 +41,7 @@ from tether_collector.sweep import sweep
 CUT_REFUSED: Final = "the turn before was cut before its session could be resumed, and no history stands in by itself"
 HISTORY_WAIT_S: Final = 20.0  # for a backend whose projection has the cut
 ENDING_WAIT_S: Final = 10.0  # for the books on an execution whose process is proven gone
-HISTORY_REPLY_S: Final = 3.0
+HISTORY_REPLY_S: Final = 8.0  # of one backend that has the request; where none listens it is said at once
 HISTORY_AGAIN_S: Final = 0.25
 _log = structlog.get_logger("tether.collector")
 

@@ -134,7 +134,7 @@ async def answer(
 async def test_c1_an_approval_is_answered_once_and_reaches_the_same_process_whoever_is_killed_meanwhile(
     up: Up,
 ) -> None:
-    async with Http(up.state) as http, Writers() as writers:
+    async with Http(up.state) as http, Writers(up.state.data) as writers:
         await http.prompt("c1", "c1-1", f"!repeat {len(KILLED)}\n!ask write\n!end\ndone", workspace="own-c1")
         cli: set[int] = set()
         for number, name in enumerate(KILLED):
@@ -386,10 +386,10 @@ async def test_c6_a_stop_ends_everything_of_its_execution_within_its_bound_and_t
 
 
 async def test_c10_a_prompt_while_the_finished_agent_hangs_on_waits_for_the_proof_and_then_runs(up: Up) -> None:
-    async with Http(up.state) as http, Writers() as writers:
+    async with Http(up.state) as http, Writers(up.state.data) as writers:
         await http.prompt("linger", "l1", "!say done\n!result\n!stay")
         await said(http, "linger", "done")
-        await http.prompt("linger", "l2", "next")
+        await http.prompt("linger", "l2", "!sleep 0.5\nnext")
         await http.ended("linger", 2)
         assert await http.outcomes("linger") == ["completed", "completed"]
         names = [one["execution"] for one in (await http.conversation("linger"))["executions"]]

@@ -80,7 +80,7 @@ async def test_c1_an_approval_is_answered_once_after_every_service_was_killed_in
 
 
 async def test_a_surviving_tool_is_ended_by_interrupt_takeover_and_stop_and_the_conversation_goes_on(rig: Rig) -> None:
-    async with rig.talk("ends") as talk, Writers() as writers:
+    async with rig.talk("ends") as talk, Writers(rig.up.data) as writers:
         cut = await runs(talk)
         assert (await rig.client.interrupt(cut)).problem is None
         assert (await talk.ended())["outcome"] == "cancelled"

@@ -40,7 +40,7 @@ async def rig(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 
 async def test_g5_a_session_that_is_gone_after_a_takeover_is_followed_by_one_with_the_history(rig: Rig) -> None:
-    async with rig.talk("gone") as talk, Writers() as writers:
+    async with rig.talk("gone") as talk, Writers(rig.up.data) as writers:
         await talk.prompt("[[text:the number is 4711]]")
         await talk.ended()
         await talk.prompt(f"[[bash:{SLEEP}]]")

@@ -40,7 +40,7 @@ async def take_over(rig: Rig, talk: Talk, text: str) -> Submission:
 
 
 async def test_p4_a_takeover_during_a_running_tool_leaves_nothing_of_it_and_is_answered(rig: Rig) -> None:
-    async with rig.talk("tool") as talk, Writers() as writers:
+    async with rig.talk("tool") as talk, Writers(rig.up.data) as writers:
         await talk.prompt(f"[[bash:{SURVIVOR}]]")
         await talk.allowed()
         old = talk.execution()
@@ -62,7 +62,7 @@ async def test_p4_a_takeover_during_a_running_tool_leaves_nothing_of_it_and_is_a
 
 
 async def test_c8_a_takeover_of_an_execution_that_waits_for_an_approval_closes_it(rig: Rig) -> None:
-    async with rig.talk("waiting") as talk, Writers() as writers:
+    async with rig.talk("waiting") as talk, Writers(rig.up.data) as writers:
         await talk.prompt("[[bash:touch never-made]]")
         asked = await talk.until(ev.INTERACTION_REQUESTED)
         old = talk.execution()

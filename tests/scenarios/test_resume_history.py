@@ -62,7 +62,7 @@ async def test_a_fresh_start_forgets_and_the_new_session_is_the_conversations(up
 
 
 async def test_g5_after_a_takeover_the_history_stands_in_by_itself_and_there_is_one_writer(up: SetState) -> None:
-    async with Http(up) as http, Writers() as writers:
+    async with Http(up) as http, Writers(up.data) as writers:
         await http.prompt("taken", "t1", "the number is 4711")
         await http.ended("taken", 1)
         await http.prompt("taken", "t2", "!forget hard\nbusy\n!stay\n!tool build 60000")

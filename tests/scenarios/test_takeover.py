@@ -61,7 +61,7 @@ async def executions(http: Http, conversation: str) -> list[str]:
 async def test_a_takeover_of_a_tool_that_ignores_signals_and_forks_away_waits_for_the_end_of_everything(
     up: SetState,
 ) -> None:
-    async with Http(up) as http, Writers() as writers:
+    async with Http(up) as http, Writers(up.data) as writers:
         await http.prompt("deaf", "d1", DEAF)
         await said(http, "deaf", "busy")
         old = (await responses(http, "deaf"))["d1"]["execution"]
@@ -82,7 +82,7 @@ async def test_a_takeover_of_a_tool_that_ignores_signals_and_forks_away_waits_fo
 
 
 async def test_a_pending_approval_is_closed_by_a_takeover_and_its_answer_comes_too_late(up: SetState) -> None:
-    async with Http(up) as http, Writers() as writers:
+    async with Http(up) as http, Writers(up.data) as writers:
         await http.prompt("asking", "a1", "!ask write")
 
         async def asked() -> bool:
@@ -108,7 +108,7 @@ async def test_a_pending_approval_is_closed_by_a_takeover_and_its_answer_comes_t
 async def test_two_takeovers_at_once_end_with_the_later_one_and_the_other_says_that_it_was_superseded(
     up: SetState,
 ) -> None:
-    async with Http(up) as http, Writers() as writers:
+    async with Http(up) as http, Writers(up.data) as writers:
         await http.prompt("both", "b1", "first\n!hang")
         await said(http, "both", "first")
 
@@ -144,7 +144,7 @@ async def test_two_takeovers_at_once_end_with_the_later_one_and_the_other_says_t
 
 
 async def test_a_collector_killed_in_the_middle_of_a_stop_goes_on_with_it(up: SetState) -> None:
-    async with Http(up) as http, Writers() as writers:
+    async with Http(up) as http, Writers(up.data) as writers:
         await http.prompt("killed", "k1", STUBBORN, workspace="own-killed")
         await said(http, "killed", "busy")
         old = (await responses(http, "killed"))["k1"]["execution"]
@@ -173,7 +173,7 @@ async def test_a_collector_killed_in_the_middle_of_a_stop_goes_on_with_it(up: Se
 
 
 async def test_the_command_takes_over_and_shows_what_it_cut_short(up: SetState, tmp_path: Path) -> None:
-    async with Http(up) as http, Writers() as writers:
+    async with Http(up) as http, Writers(up.data) as writers:
         await http.prompt("cli", "c1", "first\n!hang")
         await said(http, "cli", "first")
         there = TetherSet(tmp_path, Path(up.data))

@@ -179,7 +179,10 @@ async def test_a_prompt_that_waits_is_busy_too(active: LocalProvider, sandbox: S
     await close(talk)
     subject = subjects.prompt(sandbox.tenant, "w1", "c1")
     await sandbox.bus.publish(subject, b"{}")
-    assert (await sandbox.ask("suspend", drain_id="d1"))["problem"]["code"] == "SESSION_BUSY"
+    try:
+        assert (await sandbox.ask("suspend", drain_id="d1"))["problem"]["code"] == "SESSION_BUSY"
+    finally:
+        await sandbox.bus.purge(subjects.PROMPTS_STREAM, subject)  # other tests' routers would be given it
 
 
 async def test_resume_wakes_once_however_many_ask_and_reads_wake_nothing(
