@@ -196,7 +196,7 @@ async def test_an_interjection_and_a_takeover_are_told_and_a_failed_request_says
         await page.wait_for_selector("text=joined the running response")
         await page.wait_for_selector(".response .state >> text=replaced by a newer message")
         await page.wait_for_selector("text=DRAINING: it goes down")
-        await page.wait_for_selector("text=Send the message again in a moment.")
+        await page.wait_for_selector("text=The sandbox is being put to sleep. Try again in a moment.")
 
 
 async def test_an_answer_without_a_reply_is_told_as_unknown_with_a_way_to_ask_again(
