@@ -413,6 +413,7 @@ async def test_a_manifest_that_is_no_file_is_refused_and_not_waited_for(
         manifest = rig.directory / FOLDER / f"{reference.checkpoint}.json"
         manifest.unlink()
         os.mkfifo(manifest)
+        rig.boot = "boot_next"
         going_on_from(rig, reference)
         assert "torn, or another's" in (await failure_of(rig)).problem.detail
 
