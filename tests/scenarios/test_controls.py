@@ -389,7 +389,7 @@ async def test_c10_a_prompt_while_the_finished_agent_hangs_on_waits_for_the_proo
     async with Http(up.state) as http, Writers(up.state.data) as writers:
         await http.prompt("linger", "l1", "!say done\n!result\n!stay")
         await said(http, "linger", "done")
-        await http.prompt("linger", "l2", "!sleep 3\nnext")
+        await http.prompt("linger", "l2", "next")
         await http.ended("linger", 2)
         assert await http.outcomes("linger") == ["completed", "completed"]
         names = [one["execution"] for one in (await http.conversation("linger"))["executions"]]
