@@ -120,11 +120,12 @@ async def test_a_command_is_allowed_in_the_same_process_after_the_collector_was_
 
         await becomes(back, "the collector's return")
         assert not (rig.workspace / f"{stage.name}.ran").exists()
+        assert processes & set(processes_of(talk.execution())), "the agent is the same"
         await talk.answer(asked, decision="allow")
         done = await talk.until(ev.TOOL_COMPLETED)
         assert (done.body["status"], str(done.body["output"]).strip()) == ("ok", "ran")
-        assert processes & set(processes_of(talk.execution())), "the agent is the same"
         assert (await talk.ended())["outcome"] == "completed"
+        assert len(talk.bodies(ev.EXECUTION_STARTED)) == 1, "and no other took its place"
         assert (rig.workspace / f"{stage.name}.ran").read_text() == "ran\n"
         assert talk.texts()[-1] == "The command is done."
         assert [body["outcome"] for body in talk.bodies(ev.INTERACTION_RESOLVED)] == ["answered"]

@@ -6,6 +6,7 @@ A dump is complete: `load` of it goes on exactly as the dumped machine would, in
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final, Self
@@ -31,7 +32,7 @@ DELTA_CHARS_MAX: Final = 16 * 1024  # a delta has no blob; escaped six-fold this
 _OF_A_TURN: Final = frozenset({ev.TEXT_DELTA, ev.REASONING_DELTA, ev.TOOL_STARTED, ev.INTERACTION_REQUESTED})
 
 
-class ExecutionBase:
+class ExecutionBase(ABC):
     """See the module. `adapter` is stateless; `adapter_state` belongs to it."""
 
     def __init__(self, launch: b.Launch, adapter: b.Adapter, target: ExecutionTarget, claim: Mapping[str, Any]) -> None:
@@ -181,8 +182,9 @@ class ExecutionBase:
         """What is to be prepared and noted, once the process before is proven gone: see `fallback.py`."""
         return None if self._facts.ended else self._fallback.want(self._target.process_generation)
 
+    @abstractmethod
     def _session_failed(self, reason: fb.Reason, detail: str) -> None:
-        raise NotImplementedError
+        """The session that was to be resumed is not there: fall back, or end."""
 
     # --- events ----------------------------------------------------------------------------------------------------
 
