@@ -73,8 +73,9 @@ lock: ## after a change of dependencies
 	uv export --quiet --frozen --all-extras --all-groups --no-emit-project --no-annotate --no-header > requirements.lock
 	$(EXPORT) --extra collector --extra otel > deploy/requirements/collector.txt
 	$(EXPORT) --extra router --extra otel > deploy/requirements/router.txt
-	$(EXPORT) --extra agent --extra docker --extra otel > deploy/requirements/agent.txt
+	$(EXPORT) --extra agent --extra docker --extra kubernetes --extra otel > deploy/requirements/agent.txt
 	$(EXPORT) --extra backend --extra postgres --extra otel > deploy/requirements/backend.txt
+	$(EXPORT) --extra operator --extra otel > deploy/requirements/operator.txt
 
 clean:
 	rm -rf $(VENV) build reports .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
