@@ -23,6 +23,7 @@ from tether.events import Event
 from tether.ids import new_id
 from tether.processes import ProcessId, identify
 from tether.prompt import AgentSpec
+from tether.walking import entries_below
 from tether_agent.providers import procfs
 from tether_agents.locate import FoundAgent, Problem, find_agent
 from tether_cli.set import ServiceSet, SetOptions
@@ -241,9 +242,9 @@ async def becomes(condition: Callable[[], bool], what: str) -> None:
 
 
 def files_below(root: Path) -> Iterator[Path]:
-    for path in root.rglob("*"):
-        if path.is_file() and not path.is_symlink():
-            yield path
+    for entry in entries_below(root):
+        if entry.is_file(follow_symlinks=False):
+            yield Path(entry.path)
 
 
 def holding(root: Path, needles: list[str]) -> list[str]:

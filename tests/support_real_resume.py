@@ -13,6 +13,7 @@ from typing import Any
 
 from support_claude import WORKSPACE, Rig, Talk
 from tether.prompt import AgentSpec
+from tether.walking import entries_below
 
 PAUSE_S = 0.005
 
@@ -23,7 +24,13 @@ def sessions(rig: Rig) -> Path:
 
 
 def session_files(rig: Rig, session: str) -> list[Path]:
-    return [path for path in sessions(rig).rglob(f"*{session}*") if path.suffix == ".jsonl"]
+    """Whatever the CLI moves, makes and deletes meanwhile (Codex: its marketplace)."""
+    named = (Path(entry.path) for entry in entries_below(sessions(rig)) if session in entry.name)
+    return [path for path in named if path.suffix == ".jsonl"]
+
+
+def session_folders(rig: Rig, session: str) -> list[Path]:
+    return [Path(entry.path) for entry in entries_below(sessions(rig)) if entry.name == session and entry.is_dir()]
 
 
 @asynccontextmanager
@@ -34,9 +41,8 @@ async def kept_gone(rig: Rig, session: str) -> AsyncIterator[None]:
         while True:
             for path in session_files(rig, session):
                 path.unlink(missing_ok=True)
-            for folder in sessions(rig).rglob(session):
-                if folder.is_dir():
-                    shutil.rmtree(folder, ignore_errors=True)
+            for folder in session_folders(rig, session):
+                shutil.rmtree(folder, ignore_errors=True)
             await asyncio.sleep(PAUSE_S)
 
     task = asyncio.create_task(remove(), name="kept-gone")

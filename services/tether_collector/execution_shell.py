@@ -179,9 +179,10 @@ class ExecutionShell:
         """Stop reading, wait until everything offered is stored, and save the state at exactly that point."""
         self._paused = True
         self._kick.set()
+        if self._pumping:
+            await self._still.wait()
         if not self._pumping:
-            return
-        await self._still.wait()
+            return  # it is over; the end saves itself
         await self._writer.settled()
         pipeline = self._pipeline
         if pipeline is not None and self._writer.idle and self._rebase is None and pipeline.hand_over():
@@ -295,11 +296,8 @@ class ExecutionShell:
 
     def _replay_ended(self) -> None:
         """The log has the end. If the spool explains it, it is ours and only the fold is to be made."""
-        pipeline = self._pipeline
-        assert pipeline is not None
-        while not pipeline.machine.ended and pipeline.step().moved:
-            pass
-        if not pipeline.machine.ended or pipeline.closed_by_another:
+        assert self._pipeline is not None
+        if not self._pipeline.replayed_to_its_end():
             self._fenced = "the execution was ended by another"
 
     async def _salvage(self) -> None:
@@ -355,22 +353,30 @@ class ExecutionShell:
 
     async def _pump(self) -> None:
         self._pumping = True
-        while True:
-            self._kick.clear()
-            if self._rebase is not None:
-                base, self._rebase = self._rebase, None
-                self._rebuild(base)
-            assert self._pipeline is not None
-            await self._room.wait(self._pipeline)
-            if self._lead is not None:  # the writer knows the log's end by now
-                lead, self._lead = self._lead, None
-                self._writer.offer([lead], 0)
-            if self._paused:
-                self._still.set()
-            if self._paused or not await self._step(self._told_of()):
-                await self._idle()
-            else:
-                await asyncio.sleep(0)  # a flood must not starve controls and the other executions
+        self._still.clear()
+        try:
+            while True:
+                await self._move()
+        finally:  # whoever settles does not wait for a pump that is over
+            self._pumping = False
+            self._still.set()
+
+    async def _move(self) -> None:
+        self._kick.clear()
+        if self._rebase is not None:
+            base, self._rebase = self._rebase, None
+            self._rebuild(base)
+        assert self._pipeline is not None
+        await self._room.wait(self._pipeline)
+        if self._lead is not None:  # the writer knows the log's end by now
+            lead, self._lead = self._lead, None
+            self._writer.offer([lead], 0)
+        if self._paused:
+            self._still.set()
+        if self._paused or not await self._step(self._told_of()):
+            await self._idle()
+        else:
+            await asyncio.sleep(0)  # a flood must not starve controls and the other executions
 
     def _told_of(self) -> int | None:
         """The last record that the keeper told of: it kicks for the next one, so nobody has to look whether there is

@@ -7,7 +7,6 @@ accepted is found again by its control id or its execution's id.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import shutil
 import time
@@ -23,6 +22,7 @@ from tether.ids import ExecutionTarget
 from tether.limits import RECOVERY_ENTRIES_MAX, TERMINAL_RETENTION_S
 from tether.sandbox import ExecutionSummary
 from tether.snapshot import Snapshot
+from tether.walking import bytes_below
 from tether_collector import metrics
 from tether_collector.core.discovery import candidates
 from tether_collector.core.retention import Ended, expired, to_forget
@@ -216,20 +216,12 @@ class Executions:
 
 
 def _living_bytes(state_dir: Path, executions: Sequence[str]) -> int:
-    return sum(_bytes_below(state_dir / "executions" / name) for name in executions)
+    return sum(bytes_below(state_dir / "executions" / name) for name in executions)
 
 
 def _sizes(state_dir: Path, executions: Sequence[str]) -> dict[str, int]:
     """Bytes on disk of each."""
-    return {name: final_bytes(state_dir, name) + _bytes_below(state_dir / "executions" / name) for name in executions}
-
-
-def _bytes_below(folder: Path) -> int:
-    size = 0
-    for path in folder.rglob("*"):
-        with contextlib.suppress(FileNotFoundError):
-            size += path.lstat().st_size
-    return size
+    return {name: final_bytes(state_dir, name) + bytes_below(state_dir / "executions" / name) for name in executions}
 
 
 def _delete(state_dir: Path, gone: Sequence[Ended]) -> dict[str, OSError]:

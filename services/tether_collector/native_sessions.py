@@ -22,6 +22,7 @@ from typing import Any, Final
 from tether.jsonsafe import loads_object
 from tether.limits import KIB, RECOVERY_MATERIAL_BYTES_MAX
 from tether.service import write_whole
+from tether.walking import entries_below
 
 FOLDER: Final = "sessions"
 CLAUDE: Final = "claude"
@@ -105,15 +106,19 @@ def find(state_dir: Path, home: Path, agent: str, session: str, new_session: str
 
 
 def _candidates(home: Path, size_bytes: int) -> Iterator[Path]:
-    for number, path in enumerate(home.rglob("*.jsonl*")):
-        if number >= FILES_MAX:
+    seen = 0
+    for entry in entries_below(home):
+        if ".jsonl" not in entry.name:
+            continue
+        seen += 1
+        if seen > FILES_MAX:
             return
         try:
-            facts = path.lstat()
+            size = entry.stat(follow_symlinks=False).st_size if entry.is_file(follow_symlinks=False) else None
         except OSError:
             continue
-        if facts.st_size == size_bytes and path.is_file() and not path.is_symlink():
-            yield path
+        if size == size_bytes:
+            yield Path(entry.path)
 
 
 def _renamed(data: bytes, session: str, new_session: str) -> Found | None:

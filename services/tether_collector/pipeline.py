@@ -248,6 +248,12 @@ class Pipeline:
             self._fold(events)
         self._sequence, self._tag = sequence, tag
 
+    def replayed_to_its_end(self) -> bool:
+        """Of an execution whose end is in the log: whether the spool explains it, so that it is ours."""
+        while not self.machine.ended and self.step().moved:
+            pass
+        return self.machine.ended and not self.closed_by_another
+
     @property
     def closed_by_another(self) -> bool:
         """The log's end was written by who could not reach this spool."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from support_claude import Rig, becomes, claude_set, found_cli
-from support_real_resume import asked_with, session_files, sessions
+from support_real_resume import asked_with, session_files, session_folders, sessions
 from tether import events as ev
 from tether.failpoints import FOLDER_VARIABLE
 
@@ -52,7 +52,7 @@ async def check_native(rig: Rig, conversation: str, *, changed: bool, armed: Pat
         copy = sessions(rig) / "restored" / f"{conversation}.jsonl"
         copy.parent.mkdir(exist_ok=True)
         path.rename(copy)
-        for folder in sessions(rig).rglob(session):
+        for folder in session_folders(rig, session):
             shutil.rmtree(folder)
         if changed:
             copy.write_bytes(copy.read_bytes().replace(b"4714", b"9999"))

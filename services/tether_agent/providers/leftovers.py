@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from tether.processes import ProcessId, identify, is_running, machine_boot, send_signal
+from tether.walking import entries_below
 from tether_agent.providers import procfs
 from tether_agent.providers.sandbox_file import SandboxFile
 
@@ -53,9 +54,11 @@ def keepers(state_dir: Path) -> list[tuple[ProcessId, Path]]:
 def nonces(state_dir: Path) -> set[str]:
     """The nonces of the spawn records below a workspace's `.tether`."""
     found = set()
-    for record in state_dir.rglob("spawn.json"):
+    for entry in entries_below(state_dir):
+        if entry.name != "spawn.json":
+            continue
         try:
-            with record.open("rb") as file:
+            with open(entry.path, "rb") as file:  # noqa: PTH123
                 nonce = json.loads(file.read(_RECORD_BYTES_MAX)).get("nonce")
         except (OSError, ValueError, AttributeError):
             continue  # torn by a crash: its keeper, if any, is found by its arguments
