@@ -1,8 +1,8 @@
 """The operator's life: kopf watches, one worker a task reconciles, a sweep looks after what no event tells.
 
-kopf tells of every change of a task or a sandbox's pod (`on.event`: it writes no finalizer, progress or diff), and lists
-anew after lost watches, and answers the liveness probe. What is done about it is `reconcile`'s, level-triggered:
-an event only says where to look, so that a lost one costs the sweep's time and nothing else.
+kopf tells of every change of a task or a sandbox's pod (`on.event`: it writes no finalizer, progress or diff), lists
+anew after lost watches, and answers the liveness probe. What is done about it is `reconcile`'s, level-triggered: an
+event only says where to look, so that a lost one costs the sweep's time and nothing else.
 
 One replica: kopf has no leader election. A second one that runs for a moment (a rollout) repeats effects that bear it.
 """
