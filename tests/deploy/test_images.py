@@ -51,7 +51,7 @@ def test_what_goes_into_an_image_is_what_is_locked(service: str) -> None:
 
 
 def test_an_image_of_no_service_is_refused_by_name() -> None:
-    with pytest.raises(ImageError, match="one of agent backend collector router"):
+    with pytest.raises(ImageError, match="one of agent backend collector operator router"):
         wheels.requirements_of("nothing")
 
 

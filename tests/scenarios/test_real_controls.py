@@ -68,7 +68,8 @@ async def test_c1_an_approval_is_answered_once_after_every_service_was_killed_in
         before = set(living()[execution])
         for name in KILLED:
             await kill(rig, name)
-        assert set(living()[execution]) == before, "the same process, and nothing else"
+        after = set(living()[execution])  # whatever the CLI had started for a moment may be gone
+        assert after <= before and min(before, key=lambda one: one.start_ticks) in after, "the same process, no other"
         assert not made.exists()
         await talk.answer(asked, decision="allow")
         assert (await talk.ended())["outcome"] == "completed"

@@ -35,7 +35,11 @@ async def waiting(http: Http, up: TetherSet, conversation: str, workspace: str) 
     accepted = await http.prompt(conversation, f"r-{conversation}", "!say before\n!ask remove", workspace=workspace)
 
     async def waits() -> bool:
-        return bool(told(up, "show", accepted["execution_id"])["execution"]["pending_interactions"])
+        shown = up.tether("show", accepted["execution_id"], "--json")
+        if shown.returncode != 0:
+            assert "nothing of the execution is logged yet" in shown.stderr, shown.stderr
+            return False
+        return bool(json.loads(shown.stdout)["execution"]["pending_interactions"])
 
     await eventually(waits, "the approval")
     return str(accepted["execution_id"])

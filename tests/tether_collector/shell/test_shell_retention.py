@@ -277,6 +277,24 @@ async def test_a_shutdown_while_an_end_waits_for_its_disk_waits_for_nothing_else
         assert [line["execution"] for line in rig.lines("final_snapshot_lost")] == [run.target.execution]
 
 
+async def test_a_shutdown_lets_an_end_come_to_its_place_in_the_journal(
+    bus: NatsBus, nats_server: NatsServer, tenant: str, tmp_path: Path
+) -> None:
+    async with collector(bus, nats_server.url, tenant, tmp_path) as rig:
+        for number in range(5):
+            run = await rig.begin(f"hello {number}", conversation=f"c{number}")
+            await run.ended()
+            assert await rig.hand_over() == 0
+            assert not rig.lines("flush_incomplete")
+            with sqlite3.connect(rig.state_dir / "journal.sqlite3") as db:
+                [[at]] = db.execute(
+                    "SELECT ended_at FROM executions WHERE execution=?", (run.target.execution,)
+                ).fetchall()
+            db.close()
+            assert at is not None, "the next collector would have to tell it again"
+            await rig.start()
+
+
 async def test_an_end_that_was_not_saved_when_the_collector_died_is_made_again_from_the_spool(
     bus: NatsBus, nats_server: NatsServer, tenant: str, tmp_path: Path
 ) -> None:
