@@ -126,8 +126,8 @@ class Cluster:
         spec = kube.spec_of(seen.spec)
         await self._create(Pod.from_dict(render.pod(seen.name, seen.uid, self._namespace, boot, spec, self._template)))
 
-    async def end_pod(self, name: str) -> None:
-        await self._delete(Pod, name)
+    async def end_pod(self, name: str, *, at_once: bool = False) -> None:
+        await self._delete(Pod, name, 1 if at_once else None)  # 0 would take the object away from the kubelet
 
     async def delete_claim(self, name: str) -> None:
         await self._delete(PersistentVolumeClaim, kube.claim_name(name))
@@ -212,9 +212,10 @@ class Cluster:
             if error.status.code != 409:  # it is there from before a crash
                 raise
 
-    async def _delete(self, kind: Any, name: str) -> None:
+    async def _delete(self, kind: Any, name: str, grace_s: int | None = None) -> None:
+        how: dict[str, Any] = {"namespace": self._namespace, "cascade": CascadeType.BACKGROUND, "grace_period": grace_s}
         try:
-            await self._client.delete(kind, name, namespace=self._namespace, cascade=CascadeType.BACKGROUND)
+            await self._client.delete(kind, name, **how)
         except ApiError as error:
             if error.status.code != 404:
                 raise

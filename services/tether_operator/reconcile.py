@@ -161,8 +161,8 @@ class Reconciler:
                 await cluster.make_policy(seen)
             case phase.MakePod(boot=boot):
                 await cluster.make_pod(seen, boot)
-            case phase.EndPod(name=name):
-                await cluster.end_pod(name)
+            case phase.EndPod(name=name, at_once=at_once):
+                await cluster.end_pod(name, at_once=at_once)
             case phase.TellEnd(ended=ended):
                 await self._tell_end(seen, ended)
             case phase.ReleasePod(name=name):

@@ -119,6 +119,21 @@ def test_the_deadline_releases_the_task_and_first_says_what_was_not_saved() -> N
     assert of_kind(second, phase.DeleteClaim) == [], "what was not saved may lie there"
 
 
+def test_a_pod_is_ended_during_a_deletion_as_soon_as_whoever_drains_it_asks_for_that() -> None:
+    running = DrainView(workspace="t1", drain=phase.drain_id(UID), state="running", phase="releasing", purpose="delete")
+    going = facts(
+        deleting_since=999.0,
+        status=AgentTaskStatus(phase="Draining"),
+        sandbox=view("deleting"),
+        operation=running,
+        boot="b0",
+        compute="run",
+        pods=(PodSeen("p0", "b0", "Running", node="n1"),),
+    )
+    assert of_kind(decide(going), phase.EndPod) == []
+    assert of_kind(decide(replace(going, compute="stop")), phase.EndPod) == [phase.EndPod("p0")]
+
+
 def test_suspend_is_acted_upon_once_for_each_change_so_that_a_prompt_may_wake() -> None:
     wanted = facts(spec=AgentTaskSpec(suspend=True), sandbox=view(), generation=3)
     assert of_kind(decide(wanted), phase.Ask) == [phase.Ask("suspend", phase.suspend_id(UID, 3))]

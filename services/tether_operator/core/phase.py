@@ -105,9 +105,11 @@ class MakePod:
 
 @dataclass(frozen=True, slots=True)
 class EndPod:
-    """Delete it, with its grace: the kubelet ends it and says so."""
+    """Delete it, with its grace, which it drains in; or, with `at_once`, without: nothing of it is wanted. The kubelet
+    ends it and says so."""
 
     name: str
+    at_once: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,7 +334,9 @@ def _deleting(facts: TaskFacts, ends: list[Effect]) -> Decision:
         return Decision(facts.status.phase, checkpoint_ref=_reference(facts), again_s=LOOK_S)
     late = facts.now - facts.deleting_since >= kube.seconds(facts.spec.lifecycle.drain_deadline)
     living = [pod for pod in facts.pods if proof_of(pod) is None]
-    effects = [*ends, *(EndPod(pod.name) for pod in living if not pod.deleting and (late or _drained(facts)))]
+    ending = late or _drained(facts) or facts.compute == "stop"  # whoever drains it waits for the pod's end
+    drops = facts.spec.lifecycle.on_delete == "delete"
+    effects = [*ends, *(EndPod(pod.name, at_once=drops) for pod in living if ending and not pod.deleting)]
     if late and (living or not _drained(facts) or _vanished(facts) is not None):
         return _forced(facts, effects)
     drained = _condition(facts, "Drained", "False", "Draining", _waits_for(facts))
@@ -384,7 +388,7 @@ def _forced(facts: TaskFacts, effects: list[Effect]) -> Decision:
 def _letting_go(facts: TaskFacts) -> Iterator[Effect]:
     """Of a task that is drained and whose compute is over."""
     reference = _reference(facts)
-    if reference is not None:
+    if reference is not None and facts.spec.lifecycle.on_delete == "checkpoint":
         yield TellEvent("Normal", "Checkpointed", f"the workspace's work is kept in checkpoint {reference}")
     if facts.claim and not facts.spec.lifecycle.keeps_volume and facts.spec.workspace.claim is None:
         yield DeleteClaim()
