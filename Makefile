@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.tether-stamp
 SOURCES := contracts services tools tests examples
 
-.PHONY: help demo test check lint types layers schemas generate requirements bench bench-compare chaos agents images lock clean venv
+.PHONY: help demo test check lint types layers schemas generate requirements bench bench-compare chaos fuzz load agents images k8s sbom audit lock clean venv
 
 help: ## what each target does
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -27,7 +27,15 @@ demo: $(STAMP) ## starts everything, sends prompts, breaks a reader off, prints 
 TEST_WORKERS ?= 3
 
 test: $(STAMP) ## the tests; TEST_WORKERS=0 runs one after the other
-	@$(BIN)/python -m pytest -q -n $(TEST_WORKERS) --dist loadfile
+	@$(BIN)/python -m pytest -q -n $(TEST_WORKERS) --dist loadfile -m "not k8s"
+
+k8s: $(STAMP) ## AgentTasks on a real Kubernetes API, the operator killed at each step; see tools/k8s/README.md
+	@$(BIN)/python -m pytest -q -n $(TEST_WORKERS) --dist load -m k8s tests/kube $(K8S_ARGS)
+
+docker-scenarios: $(STAMP) ## drain, resume and takeover over sandboxes in containers, and the compose file; needs an engine
+	@TETHER_TEST_PROVIDERS=docker $(BIN)/python -m pytest -q -n $(TEST_WORKERS) --dist loadfile \
+	  tests/scenarios/test_over_providers.py tests/scenarios/test_drain_resume.py tests/scenarios/test_resume_history.py \
+	  tests/scenarios/test_takeover.py tests/deploy/test_compose.py
 
 check: lint types layers schemas requirements test ## what CI runs
 
@@ -61,11 +69,23 @@ bench-compare: $(STAMP) ## Tether beside what else one would pick (once before: 
 chaos: $(STAMP) ## kills and freezes every service under load, judged by the oracle; CHAOS_ARGS="--seed N --rounds K --seconds S"
 	@$(BIN)/python -m tether_chaos $(CHAOS_ARGS)
 
+fuzz: $(STAMP) ## fuzzes whatever reads what others wrote: 60 s for each of three groups; FUZZ_ARGS="frame http --seconds 600 --seed 7"
+	@$(BIN)/python -m tether_fuzz $(FUZZ_ARGS)
+
+load: $(STAMP) ## 1,000 prompts of 200 tenants, 1,000 readers in a storm, one noisy tenant; LOAD_ARGS="prompts --short"
+	@$(BIN)/python -m tether_load $(LOAD_ARGS)
+
 agents: $(STAMP) ## installs the pinned agent CLIs from npm into a cache outside the clone; AGENTS="claude codex"
 	@$(BIN)/python -m tether_agents install $(AGENTS)
 
 images: $(STAMP) ## builds the images of deploy/Dockerfile, offline, on a base of this machine's Python; IMAGES_ARGS="--base python:3.13-slim"
 	@$(BIN)/python -m tether_images $(or $(IMAGES_ARGS),--offline)
+
+sbom: $(STAMP) ## bills of materials, CycloneDX JSON, in build/sbom
+	@$(BIN)/python -m tether_supply sbom
+
+audit: $(STAMP) ## known vulnerabilities of what is locked; AUDIT_ARGS="--database all.zip" without a network; 3: not audited
+	@$(BIN)/python -m tether_supply audit $(AUDIT_ARGS)
 
 EXPORT := uv export --quiet --frozen --no-dev --no-emit-project --no-annotate --no-header
 lock: ## after a change of dependencies

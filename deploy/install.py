@@ -1,7 +1,8 @@
 """Install a service's requirements into a folder while an image is built: `install.py SERVICE FOLDER`.
 
 Beside this file lie SERVICE.txt and, where an image is built offline, the wheels; those were checked against the
-hashes when they were fetched. Without wheels pip fetches what the file names, by hash. Standard library only.
+hashes when they were fetched. Without wheels pip fetches what the file names, by hash. What Tether itself is called and
+which version it is stands beside them, from pyproject.toml: services tell it. Standard library only.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 from typing import Final
@@ -48,6 +50,15 @@ def unpack(wanted: dict[tuple[str, str], bool], wheels: list[Path], target: Path
     return missing
 
 
+def name_itself(project: Path, target: Path) -> None:
+    """The metadata of an installed distribution: its sources lie elsewhere in the image."""
+    facts = tomllib.loads(project.read_text(encoding="utf-8"))["project"]
+    folder = target / f"{facts['name']}-{facts['version']}.dist-info"
+    folder.mkdir()
+    told = f"Metadata-Version: 2.1\nName: {facts['name']}\nVersion: {facts['version']}\n"
+    (folder / "METADATA").write_text(told, encoding="utf-8")
+
+
 def main(service: str, target: Path) -> int:
     here = Path(__file__).parent
     requirements = here / f"{service}.txt"
@@ -55,6 +66,7 @@ def main(service: str, target: Path) -> int:
         print(f"SERVICE={service}: must be one of {' '.join(sorted(path.stem for path in here.glob('*.txt')))}")
         return 1
     target.mkdir(parents=True)
+    name_itself(here / "pyproject.toml", target)
     wheels = sorted(here.glob("*.whl"))
     if wheels:
         missing = unpack(pins(requirements), wheels, target)

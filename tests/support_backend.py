@@ -17,6 +17,7 @@ from typing import Any
 
 import httpx2
 
+from support_admission import admit_conversation, admit_execution, admit_request
 from support_openapi import documented
 from tether import events as ev
 from tether import subjects, topology
@@ -70,6 +71,7 @@ class Log:
     conversation: str = "c1"
     workspace: str = ""
     _last: dict[str, int] = field(default_factory=dict)
+    _admitted: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.workspace = self.workspace or default_workspace(self.conversation)
@@ -77,8 +79,15 @@ class Log:
     def subject(self, execution: str) -> str:
         return subjects.event(self.tenant, self.workspace, self.conversation, execution)
 
+    async def admit(self, execution: str) -> None:
+        """As the router does before anything of it is logged."""
+        if execution not in self._admitted:
+            self._admitted.add(execution)
+            await admit_execution(self.bus, self.tenant, self.workspace, self.conversation, execution)
+
     async def frame(self, execution: str, events: Sequence[Event]) -> int:
         """Store one frame; its stream sequence."""
+        await self.admit(execution)
         frame = Frame(first=events[0].ordinal, last=events[-1].end, pos=Position(record=0, index=0), events=[*events])
         subject = self.subject(execution)
         data = encode(frame)
@@ -93,6 +102,9 @@ class Log:
 
     async def note(self, kind: str, id_: str, body: dict[str, Any], *, at: int = 500) -> int:
         """Store one conversation-level event."""
+        await admit_conversation(self.bus, self.tenant, self.workspace, self.conversation)
+        if kind in (ev.PROMPT_ADMITTED, ev.RESPONSE_CREATED):
+            await admit_request(self.bus, self.tenant, self.workspace, self.conversation, str(body.get("request")))
         item = ConversationEvent(id=id_, generation=1, at=at, type=kind, body=body)
         ack = await self.bus.publish(self.subject("_"), encode_event(item), msg_id=f"{self.conversation}/{id_}")
         return ack.sequence
@@ -156,6 +168,8 @@ class Log:
         owners = Bucket(self.bus, subjects.OWNERS)
         key = subjects.owner_key(self.tenant, self.workspace, self.conversation)
         entry = await owners.get(key)
+        if entry is not None:
+            record = record.model_copy(update={"tombstones": owners.parse(entry, OwnerRecord).tombstones})
         op = f"op{time.monotonic_ns()}"
         if entry is None:
             await owners.create(key, record.value(), op=op)
@@ -236,12 +250,18 @@ async def ensure_tenants(bus: Bus, tenants: Sequence[str]) -> None:
 
 @contextlib.asynccontextmanager
 async def running_backend(
-    bus: Bus, tenants: Sequence[str], folder: Path, *, database: Database | None = None, project: bool = True
+    bus: Bus,
+    tenants: Sequence[str],
+    folder: Path,
+    *,
+    database: Database | None = None,
+    project: bool = True,
+    **more_settings: Any,
 ) -> AsyncIterator[Backend]:
     """Feeds, projectors (without their lease), HTTP on a free port."""
     await ensure_tenants(bus, tenants)
     settings = BackendSettings(
-        tenants=",".join(tenants), http_tokens_file=write_tokens(folder / "tokens.json", tenants)
+        tenants=",".join(tenants), http_tokens_file=write_tokens(folder / "tokens.json", tenants), **more_settings
     )
     own = database is None
     db = database or await open_database(f"sqlite+aiosqlite:///{folder / 'db.sqlite3'}")

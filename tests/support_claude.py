@@ -104,7 +104,7 @@ class Rig:
         """Every message of every stream, by stream: subject, headers and data of each."""
         found: dict[str, list[bytes]] = {}
         up = self.up
-        async with await connect(up.nats_url, name="test", user=up.nats_user, password=up.nats_password) as bus:
+        async with await connect(up.nats_url, name="test", creds_file=up.nats_creds_file) as bus:
             names: Any = (await bus.api("$JS.API.STREAM.NAMES"))["streams"]
             for name in names:
                 messages = found[name] = []

@@ -43,6 +43,7 @@ async def codex_set(codex: FoundAgent, root: Path) -> AsyncIterator[Rig]:
         agents = root / "agents.toml"
         agents.write_text(
             f'[agents.codex]\ncommand = ["{codex.path}"]\nkey_file = "{key_file}"\n'
+            'args_allow = ["-c=model_providers.tether.*"]\n'
             f'env = {{ OPENAI_BASE_URL = "{models.base_url}/v1" }}\n'
         )
         options = SetOptions(data=root / "data", log="quiet", agents_file=agents)

@@ -1,4 +1,5 @@
-"""The collector, made to end at a named step (`os._exit`, no clean-up): run by path, with a collector's environment."""
+"""The collector, made to end at a named step (`os._exit`, no clean-up), or to meet there what nobody foresaw (`!step`):
+run by path, with a collector's environment."""
 
 from __future__ import annotations
 
@@ -21,6 +22,8 @@ def main() -> int:
     def step(name: str) -> None:
         if name == wanted:
             os._exit(CRASHED)
+        if wanted == f"!{name}":
+            raise RuntimeError(f"nobody foresaw this at {name}")
 
     async def serve(stop: asyncio.Event) -> None:
         await run_collector(settings, stop, terminated=on_signals(stop), step=step)

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import support_hasty_service
 from tether.bus import NatsBus, connect
+from tether.nats_authority import Keys
 from tether.processes import send_signal
 from tether_chaos.chaos_set import ChaosSet
 from tether_chaos.faults import Kill, Victim, victims
@@ -57,8 +58,8 @@ def talk(name: str, *texts: str, workspace: str = "w0", mode: Mode = "auto", aft
 class HastySet(ChaosSet):
     """Its services' leases are those of `support_hasty_service`."""
 
-    def _service_spec(self, name: str, server: EmbeddedServer, passwords: dict[str, Path]) -> ChildSpec:
-        spec = super()._service_spec(name, server, passwords)
+    def _service_spec(self, name: str, server: EmbeddedServer, own: Keys) -> ChildSpec:
+        spec = super()._service_spec(name, server, own)
         package = spec.argv[-1]
         script = str(Path(support_hasty_service.__file__).resolve())
         return replace(spec, argv=(sys.executable, "-P", script, package))
@@ -170,7 +171,7 @@ class FaultRound(Round):
     @asynccontextmanager
     async def bus(self) -> AsyncIterator[NatsBus]:
         up = self.up
-        async with await connect(up.nats_url, name="harm", user=up.nats_user, password=up.nats_password) as bus:
+        async with await connect(up.nats_url, name="harm", creds_file=up.nats_creds_file) as bus:
             yield bus
 
     async def api(self, subject: str, **body: Any) -> dict[str, Any]:

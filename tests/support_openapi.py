@@ -50,6 +50,9 @@ def operation_of(method: str, path: str) -> tuple[str, Json] | None:
     found = []
     for name, template, operation in operations(openapi()):
         pattern = re.sub(r"\\\{interaction\\\}$", ".+", re.escape(template))
+        for parameter in operation.get("parameters", ()):
+            if parameter["in"] == "path" and (words := parameter["schema"].get("enum")):
+                pattern = pattern.replace(rf"\{{{parameter['name']}\}}", f"(?:{'|'.join(words)})")
         pattern = re.sub(r"\\\{[a-z_]+\\\}", "[^/]+", pattern)
         if name == method and re.fullmatch(pattern, path):
             found.append((template.count("{"), template, operation))

@@ -11,7 +11,7 @@ An operation is named by its `drain_id`: the same id again, over whatever way, j
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -19,7 +19,7 @@ from tether.checkpoint import CheckpointReference, DrainedExecution, Include, St
 from tether.errors import Problem
 from tether.ids import Token
 from tether.limits import DRAIN_GRACE_MAX_S
-from tether.sandbox import DrainOrder, DrainReport, Registration, SandboxRecord, SandboxState
+from tether.sandbox import DrainOrder, DrainReport, ExecutionSummary, Registration, SandboxRecord, SandboxState
 
 REASON_CHARS_MAX: Final = 256
 Purpose = Literal["drain", "suspend", "delete"]
@@ -87,15 +87,17 @@ class CheckpointView(_Out):
 
 class DrainView(_Out):
     """A drain, suspend or delete as an operation. `state` is final in `done` and `failed`; `phase` says what it waits
-    for. `executions`: what became of each (`completed`, `graceful`, `forced`, `checkpoint_failed`). `joined`: it ran
-    before this request; `drain` is then the running one's id, also where another was asked for. `problem` where it
-    failed, `unsaved`: what was not kept. `sandbox_state`: the sandbox's own, or `deleted`."""
+    for. `reason`: as it was given. `executions`: what became of each (`completed`, `graceful`, `forced`,
+    `checkpoint_failed`). `joined`: it ran before this request; `drain` is then the running one's id, also where another
+    was asked for. `problem` where it failed, `unsaved`: what was not kept. `sandbox_state`: the sandbox's own, or
+    `deleted`."""
 
     workspace: str
     drain: str
     state: Literal["running", "done", "failed"]
     phase: str
     purpose: Purpose | None = None
+    reason: str | None = None
     joined: bool = False
     sandbox_state: str | None = None
     executions: list[DrainedExecution] = Field(default_factory=list)
@@ -116,6 +118,7 @@ class DrainView(_Out):
             state=report.state,
             phase=report.phase,
             purpose=report.purpose,
+            reason=report.reason,
             executions=list(report.executions),
             checkpoint=None if reference is None else CheckpointView.of(reference, report.checkpoint_revision),
             problem=report.problem,
@@ -148,7 +151,7 @@ class SandboxView(_Out):
     boot: str | None = None
     capabilities: list[str] = Field(default_factory=list)
     agents: list[str] = Field(default_factory=list)
-    executions: list[dict[str, Any]] = Field(default_factory=list)
+    executions: list[ExecutionSummary] = Field(default_factory=list)
     executions_omitted: int = 0
     version: str | None = None
     drain: DrainOrder | None = None
@@ -156,6 +159,11 @@ class SandboxView(_Out):
     checkpoint: CheckpointView | None = None
     idle_since: int | None = None
     updated_at: int = 0
+
+    @property
+    def living(self) -> int:
+        """How many executions live; of those that the registration had no room for it is not known, so they count."""
+        return sum(one.state != "ended" for one in self.executions) + self.executions_omitted
 
     @staticmethod
     def of(
@@ -180,7 +188,7 @@ class SandboxView(_Out):
             "boot": registration.boot,
             "capabilities": list(registration.capabilities),
             "agents": list(registration.agents),
-            "executions": [one.model_dump(mode="json") for one in registration.executions],
+            "executions": list(registration.executions),
             "executions_omitted": registration.executions_omitted,
             "version": registration.version,
             "idle_since": registration.idle_since,

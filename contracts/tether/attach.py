@@ -392,7 +392,7 @@ class Attach:
             self._seen = max(self._seen, stored.sequence)
             return []
         try:
-            message = decode(stored.subject, stored.data)
+            message = decode(stored.subject, stored.data, stored.stored_at_ns)
         except InvalidError:
             # No reader can make sense of it, and none may end because of it. What it should have said shows as a hole
             # before the next frame of its execution.

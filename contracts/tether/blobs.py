@@ -56,9 +56,11 @@ def chunk(data: bytes, number: int) -> bytes:
     return data[number * BLOB_CHUNK_BYTES : (number + 1) * BLOB_CHUNK_BYTES]
 
 
-async def read_blob(bus: Bus, tenant: str, workspace: str, reference: BlobRef, *, bytes_max: int) -> bytes | None:
+async def read_blob(
+    bus: Bus, tenant: str, workspace: str, reference: BlobRef, *, bytes_max: int, confined: bool = False
+) -> bytes | None:
     """The whole content, verified; None where it is larger than `bytes_max`, not (wholly) stored, or damaged.
-    Raises BusError."""
+    `confined`: part by part, in the form that a sandbox may use. Raises BusError."""
     if reference.bytes > bytes_max:
         return None
     stream = subjects.blobs_stream(tenant)
@@ -66,6 +68,8 @@ async def read_blob(bus: Bus, tenant: str, workspace: str, reference: BlobRef, *
         prefix = subjects.blob(tenant, workspace, reference.kind, reference.digest, MANIFEST).removesuffix(MANIFEST)
     except InvalidError:
         return None
+    if confined:
+        return await _by_parts(bus, stream, prefix, reference)
     chunks: dict[str, bytes] = {}
     after = size_bytes = tries = 0
     while True:
@@ -85,6 +89,29 @@ async def read_blob(bus: Bus, tenant: str, workspace: str, reference: BlobRef, *
         if tries > _LAG_TRIES or await bus.next_after(stream, after, prefix + "*") is None:
             return None
         await asyncio.sleep(_LAG_WAIT_S)
+
+
+async def _by_parts(bus: Bus, stream: str, prefix: str, reference: BlobRef) -> bytes | None:
+    """A follower that lags may answer; a part that stays away for the time of a lag is not there."""
+
+    async def part(name: str) -> bytes | None:
+        for _ in range(_LAG_TRIES):
+            if (message := await bus.last(stream, prefix + name, leader=False)) is not None:
+                return message.data
+            await asyncio.sleep(_LAG_WAIT_S)
+        return None
+
+    raw = await part(MANIFEST)
+    if raw is None:
+        return None
+    chunks: dict[str, bytes] = {}
+    size_bytes = 0
+    for number in range(chunk_count(reference.bytes)):
+        data = await part(str(number))
+        if data is None or (size_bytes := size_bytes + len(data)) > reference.bytes:
+            return None
+        chunks[str(number)] = data
+    return _whole(reference, chunks, raw)
 
 
 def _whole(reference: BlobRef, chunks: Mapping[str, bytes], raw: bytes) -> bytes | None:

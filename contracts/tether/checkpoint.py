@@ -107,7 +107,8 @@ class DrainedExecution(BaseModel):
 
 
 class LeftOut(BaseModel):
-    """What a rule kept out, with everything below it. `why`: credentials | lock | cache | special_file | internal."""
+    """What a rule kept out, with everything below it. `why`: credentials | lock | cache | special_file | internal |
+    vanished."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 

@@ -22,7 +22,9 @@ from tether.jsonsafe import loads_object
 from tether.limits import CONTROL_PAYLOAD_BYTES_MAX, KIB
 from tether.prompt import AgentSpec, TextContent, invalid
 
-Verb = Literal["start", "answer", "interject", "interrupt", "stop", "drain", "receipt", "snapshot", "discover"]
+Verb = Literal[
+    "start", "answer", "interject", "interrupt", "stop", "drain", "receipt", "snapshot", "discover", "forget"
+]
 VERBS: Final[tuple[Verb, ...]] = (
     "start",
     "answer",
@@ -33,6 +35,7 @@ VERBS: Final[tuple[Verb, ...]] = (
     "receipt",
     "snapshot",
     "discover",
+    "forget",
 )
 
 
@@ -51,7 +54,7 @@ class Authority(BaseModel):
 
 
 class ControlRequest(BaseModel):
-    """One control. `target` is required for every verb but start, receipt and discover."""
+    """One control. `target` is required for every verb but start, drain, receipt, discover and forget."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

@@ -2,7 +2,8 @@
 
     TetherError                         everything that Tether raises on purpose
     ├── ProblemError                    an outcome with a wire code (RFC 9457 problem document)
-    │   └── InvalidError                INVALID: the sender's fault, names the field and the remedy
+    │   ├── InvalidError                INVALID: the sender's fault, names the field and the remedy
+    │   └── QuotaExceededError          QUOTA_EXCEEDED: names the limit and when it resets (see `tether.quotas`)
     └── BusError                        JetStream or the connection
         ├── UndecidedError              the effect is unknown: send the same bytes again, or read and judge
         ├── WrongLastSequenceError      compare-and-set lost, names the actual last sequence
@@ -40,6 +41,7 @@ class Code(StrEnum):
     INTERACTION_SETTLED = "INTERACTION_SETTLED"
     EXECUTION_DURABILITY_GAP = "EXECUTION_DURABILITY_GAP"
     RETENTION_GAP = "RETENTION_GAP"
+    CONVERSATION_DELETED = "CONVERSATION_DELETED"
     CURSOR_POSITION_CHANGED = "CURSOR_POSITION_CHANGED"
     DRAINING = "DRAINING"
     CHECKPOINT_FAILED = "CHECKPOINT_FAILED"
@@ -66,6 +68,7 @@ _CODES: dict[Code, tuple[int, bool, str]] = {
     Code.INTERACTION_SETTLED: (409, False, "The interaction has been settled"),
     Code.EXECUTION_DURABILITY_GAP: (410, False, "A part of the execution was never stored durably"),
     Code.RETENTION_GAP: (410, False, "A part of the execution is no longer retained"),
+    Code.CONVERSATION_DELETED: (410, False, "The conversation was deleted"),
     Code.CURSOR_POSITION_CHANGED: (409, False, "The cursor does not name this stream's message"),
     Code.DRAINING: (503, True, "The sandbox is draining"),
     Code.CHECKPOINT_FAILED: (500, True, "The checkpoint failed"),
@@ -152,6 +155,34 @@ class InvalidError(ProblemError):
         super().__init__(problem(Code.INVALID, told, fields=fields))
         self.field = field
         self.remedy = remedy
+
+
+class QuotaExceededError(ProblemError):
+    """A quota is used up. `limit` is its name, `value` what it allows, `scope` of what (tenant, workspace, …);
+    `reset_at_ms` (unix) where time alone ends it. Nothing of the request was done."""
+
+    @property
+    def limit(self) -> str:
+        return str(self.problem.context.get("limit", ""))
+
+    @property
+    def value(self) -> int | None:
+        found = self.problem.context.get("value")
+        return found if isinstance(found, int) else None
+
+    @property
+    def scope(self) -> str:
+        return str(self.problem.context.get("scope", ""))
+
+    @property
+    def reset_at_ms(self) -> int | None:
+        found = self.problem.context.get("reset_at")
+        return found if isinstance(found, int) else None
+
+
+def error_of(what: Problem) -> ProblemError:
+    """The exception of a problem that came over the wire."""
+    return QuotaExceededError(what) if what.code is Code.QUOTA_EXCEEDED else ProblemError(what)
 
 
 class BusError(TetherError):

@@ -14,12 +14,19 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from tether.ids import Token
+from tether.limits import NUMBER_MAX
+
 Outcome = Literal["completed", "failed", "cancelled", "stopped", "drained", "lost", "never_started"]
-GapReason = Literal["spool_evicted", "retention_gap", "durability_gap", "corrupt", "position_changed"]
+GapReason = Literal[
+    "spool_evicted", "retention_gap", "durability_gap", "corrupt", "position_changed", "quarantined", "limit"
+]
 InteractionOutcome = Literal["answered", "denied", "expired", "cancelled"]
 ToolStatus = Literal["ok", "error", "interrupted"]
 ReceiptStatus = Literal["accepted", "delivered", "settled", "rejected", "unknown"]
 ModelRequestState = Literal["started", "retrying", "failed", "completed"]
+
+Count = Annotated[int, Field(ge=-NUMBER_MAX, le=NUMBER_MAX)]  # what a column, and JSON's numbers, hold
 
 EXECUTION_STARTED: Final = "execution.started"
 EXECUTION_ENDED: Final = "execution.ended"
@@ -48,6 +55,7 @@ RESPONSE_CREATED: Final = "response.created"
 RESPONSE_FAILED: Final = "response.failed"
 RESPONSE_SUPERSEDED: Final = "response.superseded"
 RECOVERY: Final = "recovery"
+CONVERSATION_DELETED: Final = "conversation.deleted"
 
 
 def request_event_id(request: str, kind: str, attempt: int = 1) -> str:
@@ -63,6 +71,13 @@ class Body(BaseModel):
     """Base of event bodies: unknown fields are kept out of the way, not refused (newer writers)."""
 
     model_config = ConfigDict(extra="ignore")
+
+
+class Redactable(Body):
+    """What may hold the agent's words. `redacted`: how many secrets were replaced in it by `[redacted:NAME]`; absent
+    where none was."""
+
+    redacted: int | None = None
 
 
 class BlobRef(Body):
@@ -89,7 +104,7 @@ class ExecutionStarted(Body):
     key_source: str | None = None
 
 
-class SessionBound(Body):
+class SessionBound(Redactable):
     """The CLI's own session. `resumable` only after a first completed item of it (agents: init is no proof)."""
 
     native_session: str
@@ -99,7 +114,7 @@ class SessionBound(Body):
     cwd: str | None = None
 
 
-class SessionRecovered(Body):
+class SessionRecovered(Redactable):
     """The CLI begins with a session of its own, and with the conversation's history in place of the one it lost.
 
     `from`: the session that is lost, where one was; the new one is told by `session.bound`. `process`: the generation
@@ -120,7 +135,7 @@ class SessionRecovered(Body):
     detail: str | None = None
 
 
-class Delta(Body):
+class Delta(Redactable):
     """`offset`: length of the segment's text before this delta, in Unicode code points, so that a merged delta
     which overlaps what a reader has can be cut exactly."""
 
@@ -130,7 +145,7 @@ class Delta(Body):
     parent: str | None = None
 
 
-class TextCompleted(Body):
+class TextCompleted(Redactable):
     """The segment's whole text; only this is history. `partial`: cut off by an interrupt. With `blob`, `text` is a
     preview of the first bytes and `chars` the whole length in code points."""
 
@@ -149,7 +164,7 @@ class TextDiscarded(Body):
     reason: str = "model_request_retried"
 
 
-class ToolStarted(Body):
+class ToolStarted(Redactable):
     tool: str
     name: str
     input: Any = None
@@ -157,13 +172,13 @@ class ToolStarted(Body):
     blob: BlobRef | None = None
 
 
-class ToolProgress(Body):
+class ToolProgress(Redactable):
     tool: str
     text: str
     offset: int
 
 
-class ToolCompleted(Body):
+class ToolCompleted(Redactable):
     """`output` is text or JSON as the CLI gave it, or a preview where `blob` is set."""
 
     tool: str
@@ -181,7 +196,7 @@ class Question(Body):
     multiple: bool = False
 
 
-class InteractionRequested(Body):
+class InteractionRequested(Redactable):
     """The CLI waits for a human. `approval`: may the tool run with `input`; `question`: `questions` want answers.
 
     `options` of an approval: what the agent offers (`id`, `label`, `kind`: allow_once, allow_always, reject_once,
@@ -203,14 +218,14 @@ class InteractionRequested(Body):
     blob: BlobRef | None = None
 
 
-class InteractionResolved(Body):
+class InteractionResolved(Redactable):
     interaction: str
     outcome: InteractionOutcome
     control: str | None = None
     detail: str | None = None
 
 
-class ControlReceipt(Body):
+class ControlReceipt(Redactable):
     control: str
     verb: str
     status: ReceiptStatus
@@ -219,7 +234,7 @@ class ControlReceipt(Body):
     interaction: str | None = None
 
 
-class ModelRequest(Body):
+class ModelRequest(Redactable):
     """The model's HTTP request, apart from Tether's own stream. `delay_ms`: wait before the next attempt."""
 
     state: ModelRequestState
@@ -233,16 +248,16 @@ class ModelRequest(Body):
 class Usage(Body):
     """Per turn, not cumulative; `turn` makes it idempotent for billing. Tokens are counts, cost in USD."""
 
-    turn: str
-    input_tokens: int = 0
-    output_tokens: int = 0
-    cache_read_tokens: int = 0
-    cache_write_tokens: int = 0
-    cost_usd: float | None = None
-    model: str | None = None
+    turn: Annotated[str, Field(max_length=256)]
+    input_tokens: Count = 0
+    output_tokens: Count = 0
+    cache_read_tokens: Count = 0
+    cache_write_tokens: Count = 0
+    cost_usd: Annotated[float, Field(allow_inf_nan=False)] | None = None
+    model: Annotated[str, Field(max_length=256)] | None = None
 
 
-class Background(Body):
+class Background(Redactable):
     """Work of the CLI that outlives its turn."""
 
     id: str
@@ -250,7 +265,7 @@ class Background(Body):
     description: str | None = None
 
 
-class TurnCompleted(Body):
+class TurnCompleted(Redactable):
     turn: str
     outcome: Literal["completed", "failed", "interrupted"]
     reason: str | None = None
@@ -266,7 +281,7 @@ class ErrorBody(Body):
     choices: list[Literal["fresh", "history"]] | None = None
 
 
-class ResponseEnded(Body):
+class ResponseEnded(Redactable):
     """Readers stop waiting. `error` where the outcome is not completed."""
 
     outcome: Outcome
@@ -283,7 +298,7 @@ class Proof(Body):
     detail: str | None = None
 
 
-class ExecutionEnded(Body):
+class ExecutionEnded(Redactable):
     """An execution's last event: the fence. `exit`: return code, or `-signal`. `tail: unknown` where the volume was
     out of reach. `checkpoint`: of a drained one, the id of what a resume goes on from; where that could not be made,
     `error` says CHECKPOINT_FAILED."""
@@ -296,7 +311,7 @@ class ExecutionEnded(Body):
     checkpoint: str | None = None
 
 
-class Gap(Body):
+class Gap(Redactable):
     """Events that are not to be had: ordinals `from..to` where known, else spool records."""
 
     model_config = ConfigDict(extra="ignore", populate_by_name=True)
@@ -307,7 +322,7 @@ class Gap(Body):
     detail: str | None = None
 
 
-class Raw(Body):
+class Raw(Redactable):
     """A line that no rule maps, bounded: `preview` of it and its length in bytes."""
 
     stream: Literal["stdout", "stderr"]
@@ -329,28 +344,29 @@ class PromptAdmitted(Body):
 
 
 class ResponseCreated(Body):
-    request: str
-    response: str
-    response_generation: int
-    execution: str
-    execution_generation: int
-    agent: str
+    request: Token
+    response: Token
+    response_generation: Count
+    execution: Token
+    execution_generation: Count
+    agent: Annotated[str, Field(max_length=64)]
 
 
 class ResponseFailed(Body):
-    """The request came to nothing before or instead of an execution. `code` is a wire code."""
+    """The request came to nothing before or instead of an execution. `code`: a wire code; `choices` as in ErrorBody."""
 
-    request: str
-    response: str | None = None
+    request: Token
+    response: Token | None = None
     code: str
     detail: str = ""
     retryable: bool = False
+    choices: list[Literal["fresh", "history"]] | None = None
 
 
 class ResponseSuperseded(Body):
-    request: str
-    response: str
-    by: str
+    request: Token
+    response: Token
+    by: Annotated[str, Field(max_length=64)]
 
 
 class Recovery(Body):
@@ -363,6 +379,15 @@ class Recovery(Body):
     first: int | None = None
     last: int | None = None
     salvaged: dict[str, Any] | None = None
+
+
+class ConversationDeleted(Body):
+    """Everything of the conversation before this is erased. `deletion`: the operation, which a record in
+    `tether_deletions` must name: a reader believes no other. What is stored before `until` (unix ms) is nobody's: late
+    messages of what was deleted. NUMBER_MAX until the id is free again, which is told by another one."""
+
+    deletion: Token
+    until: Count
 
 
 BODIES: Final[dict[str, type[Body]]] = {
@@ -393,12 +418,21 @@ BODIES: Final[dict[str, type[Body]]] = {
     RESPONSE_FAILED: ResponseFailed,
     RESPONSE_SUPERSEDED: ResponseSuperseded,
     RECOVERY: Recovery,
+    CONVERSATION_DELETED: ConversationDeleted,
 }
 
 _new, _set = object.__new__, object.__setattr__  # past pydantic's own
 
 CONVERSATION_TYPES: Final = frozenset(
-    {PROMPT_ADMITTED, RESPONSE_CREATED, RESPONSE_FAILED, RESPONSE_SUPERSEDED, CONTROL_RECEIPT, RECOVERY}
+    {
+        PROMPT_ADMITTED,
+        RESPONSE_CREATED,
+        RESPONSE_FAILED,
+        RESPONSE_SUPERSEDED,
+        CONTROL_RECEIPT,
+        RECOVERY,
+        CONVERSATION_DELETED,
+    }
 )
 
 

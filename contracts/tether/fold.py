@@ -8,6 +8,8 @@ The law that the product rests on, for every watermark w, with duplicates, re-de
 Hole the reader fetches what is missing, or calls `skip_to` and the gap is part of the state, once. The builder is
 mutable and O(1) amortised per event (growing text is a list of pieces); `freeze()` makes the state, which shares with
 the builder every item that grows no more.
+What a state keeps is bounded, whatever its sandbox writes: what is beyond a bound is told once, as a gap
+`limit`, and changes nothing else. Behind `execution.ended` nothing is believed.
 The fold of the conversation-level events is `tether.conversation_fold`.
 The common types are read without validating a whole body; a body that is not just what it should be is validated.
 """
@@ -16,165 +18,56 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ValidationError
 
 from tether import events as ev
 from tether.events import Event
+from tether.fold_bounds import LIMIT_KEY, TOOL_CONTENT, size, weight
+from tether.fold_state import (
+    ExecutionState,
+    GapItem,
+    InteractionItem,
+    Item,
+    Phase,
+    RawItem,
+    SessionItem,
+    State,
+    TextItem,
+    ToolItem,
+    UsageTotal,
+)
 from tether.growing import GrowingText
+from tether.limits import (
+    BACKGROUND_MAX,
+    EXECUTION_CHARS_MAX,
+    EXECUTION_ITEMS_MAX,
+    INTERACTIONS_OPEN_MAX,
+    ITEM_CHARS_MAX,
+    RECEIPTS_MAX,
+    TURNS_MAX,
+    TYPE_CHARS_MAX,
+)
+
+__all__ = [
+    "RAW_ITEMS_MAX",
+    "Applied",
+    "ExecutionFold",
+    "ExecutionState",
+    "GapItem",
+    "InteractionItem",
+    "Item",
+    "Phase",
+    "RawItem",
+    "SessionItem",
+    "State",
+    "TextItem",
+    "ToolItem",
+    "UsageTotal",
+]
 
 RAW_ITEMS_MAX: Final = 200  # raw lines kept in a state; further ones are counted
-Phase = Literal["starting", "running", "waiting", "exiting", "ended"]
-
-
-class State(BaseModel):
-    model_config = ConfigDict(extra="ignore")
-
-
-class _Item(State):
-    """An item is a value: one that changes is replaced, so states share the items that they have in common."""
-
-    model_config = ConfigDict(frozen=True)
-
-
-class TextItem(_Item):
-    """`state`: streaming (provisional) | completed | partial (cut off) | discarded (void: its text is gone)."""
-
-    kind: Literal["text", "reasoning"] = "text"
-    id: str
-    state: Literal["streaming", "completed", "partial", "discarded"] = "streaming"
-    text: str = ""
-    parent: str | None = None
-    blob: dict[str, Any] | None = None
-
-
-class ToolItem(_Item):
-    """`state`: running | ok | error | interrupted | unknown (the process ended and nobody can tell)."""
-
-    kind: Literal["tool"] = "tool"
-    id: str
-    state: Literal["running", "ok", "error", "interrupted", "unknown"] = "running"
-    name: str = ""
-    input: Any = None
-    progress: str = ""
-    output: Any = None
-    parent: str | None = None
-    detail: str | None = None
-    blob: dict[str, Any] | None = None
-
-
-class InteractionItem(_Item):
-    """A question to a human. `asks`: approval | question. `offered`: as `events.InteractionRequested` has it."""
-
-    kind: Literal["interaction"] = "interaction"
-    id: str
-    state: Literal["pending", "answered", "denied", "expired", "cancelled"] = "pending"
-    asks: Literal["approval", "question"] = "approval"
-    name: str = ""
-    input: Any = None
-    tool: str | None = None
-    description: str | None = None
-    questions: list[dict[str, Any]] = Field(default_factory=list)
-    options: list[dict[str, Any]] = Field(default_factory=list)
-    offered: dict[str, Any] | None = None
-    control: str | None = None
-
-
-class SessionItem(_Item):
-    """From here on the agent is in a session of its own, with the conversation's history in place of the one that is
-    lost (`from_session`): see `events.SessionRecovered`. `id`: the ordinal of its event."""
-
-    kind: Literal["session"] = "session"
-    id: str
-    process: int
-    why: Literal["not_found", "chosen", "cut"]
-    source: Literal["native", "export"]
-    rows: int = 0
-    partial: bool = False
-    from_session: str | None = None
-    detail: str | None = None
-
-
-class RawItem(_Item):
-    kind: Literal["raw"] = "raw"
-    id: str
-    stream: str
-    preview: str
-    bytes: int
-    why: str
-
-
-class GapItem(_Item):
-    """What is missing here, told once. `from_ordinal..to_ordinal` inclusive where known."""
-
-    kind: Literal["gap"] = "gap"
-    id: str
-    reason: str
-    from_ordinal: int | None = None
-    to_ordinal: int | None = None
-    detail: str | None = None
-
-
-Item = Annotated[TextItem | ToolItem | InteractionItem | SessionItem | RawItem | GapItem, Field(discriminator="kind")]
-
-
-class UsageTotal(State):
-    """Sum over turns, each counted once."""
-
-    turns: int = 0
-    input_tokens: int = 0
-    output_tokens: int = 0
-    cache_read_tokens: int = 0
-    cache_write_tokens: int = 0
-    cost_usd: float | None = None
-
-
-class ExecutionState(State):
-    """Everything that the events up to `applied` say of one execution. Times are unix milliseconds."""
-
-    applied: int = 0
-    phase: Phase = "starting"
-    outcome: str | None = None
-    response_outcome: str | None = None
-    error: dict[str, Any] | None = None
-    agent: str | None = None
-    request: str | None = None
-    target: dict[str, Any] | None = None
-    native_session: str | None = None
-    resumable: bool = False
-    model: str | None = None
-    cli_version: str | None = None
-    started_at: int | None = None
-    response_ended_at: int | None = None
-    ended_at: int | None = None
-    proof: dict[str, Any] | None = None
-    exit: int | None = None
-    tail: str = "complete"
-    items: list[Item] = Field(default_factory=list)
-    usage: UsageTotal = UsageTotal()
-    usage_by_turn: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    turns_completed: int = 0
-    model_request: dict[str, Any] | None = None
-    background: list[str] = Field(default_factory=list)
-    receipts: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    raw_omitted: int = 0
-    partial: bool = False
-
-    @property
-    def text(self) -> str:
-        """The completed text of the agent itself (not of its subagents), in order."""
-        return "\n\n".join(
-            item.text
-            for item in self.items
-            if isinstance(item, TextItem)
-            and item.kind == "text"
-            and item.parent is None
-            and item.state in ("completed", "partial")
-        )
-
-    def pending(self) -> list[InteractionItem]:
-        return [item for item in self.items if isinstance(item, InteractionItem) and item.state == "pending"]
 
 
 class Applied(Enum):
@@ -193,6 +86,10 @@ class ExecutionFold:
         self._items: dict[str, Any] = {_key(item): item for item in base.items}
         self._state = base.model_copy(update={"items": []}).model_copy(deep=True)
         self._growing: dict[str, GrowingText] = {}  # of streaming segments and of tools that tell their progress
+        self._ended = base.outcome is not None
+        self._pending = sum(_is_pending(item) for item in self._items.values())
+        self._chars = sum(map(weight, self._items.values())) + sum(map(size, base.receipts.values()))  # that are kept
+        self.limited = sum(key.startswith(LIMIT_KEY) for key in self._items)  # bounds that were told
         self._raw_count = sum(isinstance(item, RawItem) for item in self._items.values())
 
     @property
@@ -219,12 +116,15 @@ class ExecutionFold:
         if event.ordinal > self._state.applied + 1:
             return Applied.HOLE
         handler = self._HANDLERS.get(event.type)
-        if handler is not None:
+        if self._ended:
+            self._limit("after_end", event, "something was said behind the execution's end", "quarantined")
+        elif handler is not None:
             try:
                 handler(self, event)
             except (ValidationError, KeyError, TypeError):
                 # A writer that lies about a body must not stop its readers; what it said is told as missing.
-                self._gap(str(event.ordinal), "corrupt", event.ordinal, event.end, f"{event.type} has a bad body")
+                why = f"{event.type[:TYPE_CHARS_MAX]} has a bad body"
+                self._gap(str(event.ordinal), "corrupt", event.ordinal, event.end, why, event)
         self._state.applied = event.end
         return Applied.APPLIED
 
@@ -278,23 +178,31 @@ class ExecutionFold:
         key = f"{kind}/{body['segment']}"
         item = self._items.get(key)
         if item is None:
+            if len(self._items) >= EXECUTION_ITEMS_MAX:
+                self._too_many(event)
+                return
             item = TextItem(kind=kind, id=body["segment"], parent=body.get("parent"))
         if item.state == "streaming":
-            self._grow(key, item, item.text, body)
+            self._grow(key, item, item.text, event)
 
-    def _grow(self, key: str, item: TextItem | ToolItem, so_far: str, body: dict[str, Any]) -> None:
+    def _grow(self, key: str, item: TextItem | ToolItem, so_far: str, event: Event) -> None:
         growing = self._growing.get(key)
         if growing is None:
             growing = GrowingText(so_far)
-        growing.add(body)
+        size, whole = growing.add(event.body, min(ITEM_CHARS_MAX - growing.length, EXECUTION_CHARS_MAX - self._chars))
+        self._chars += size
         self._growing[key] = growing
         self._items.setdefault(key, item)
+        if not whole:
+            self._limit("text", event, "more text than is kept of one item, or of one execution")
+        if (more := _redacted(event.body)) != 0:
+            self._replace(key, redacted=item.redacted + more)
 
     def _completed(self, event: Event) -> None:
         body = event.body
         kind: Literal["text", "reasoning"] = "text" if event.type == ev.TEXT_COMPLETED else "reasoning"
         if len(body) == 2 and type(segment := body.get("segment")) is str and type(text := body.get("text")) is str:
-            self._complete(kind, segment, None, {"state": "completed", "text": text})
+            self._complete(kind, segment, None, {"state": "completed", "text": text}, event)
             return
         typed = ev.TextCompleted.model_validate(body)
         changes: dict[str, Any] = {"state": "partial" if typed.partial else "completed"}
@@ -303,12 +211,23 @@ class ExecutionFold:
         if typed.blob is None or typed.chars is None or whole != typed.chars:
             changes["text"] = typed.text
             changes["blob"] = None if typed.blob is None else typed.blob.model_dump()
-        self._complete(kind, typed.segment, typed.parent, changes)
+            changes["redacted"] = typed.redacted or 0
+        self._complete(kind, typed.segment, typed.parent, changes, event)
 
     def _complete(
-        self, kind: Literal["text", "reasoning"], segment: str, parent: str | None, changes: dict[str, Any]
+        self,
+        kind: Literal["text", "reasoning"],
+        segment: str,
+        parent: str | None,
+        changes: dict[str, Any],
+        event: Event,
     ) -> None:
         key = f"{kind}/{segment}"
+        if "text" in changes:
+            more = len(changes["text"]) - (self._length(key) if key in self._items else 0)
+            if not self._has_room(key, more, event):
+                return
+            self._chars += more
         growing = self._growing.pop(key, None)
         item = self._items.get(key)
         if item is not None:
@@ -316,6 +235,7 @@ class ExecutionFold:
             if "text" not in changes:
                 changes["text"] = item.text if growing is None else growing.value()
                 changes["blob"] = item.blob
+                changes["redacted"] = item.redacted
         self._items[key] = TextItem(kind=kind, id=segment, parent=parent, **changes)
 
     def _length(self, key: str) -> int:
@@ -328,37 +248,68 @@ class ExecutionFold:
             key = f"{kind}/{event.body['segment']}"
             item = self._items.get(key)
             if item is not None and item.state == "streaming":
+                self._chars -= self._length(key)
                 self._growing.pop(key, None)
                 self._replace(key, state="discarded", text="")
 
-    def _tool(self, tool: str, **changes: Any) -> None:
+    def _tool(self, tool: str, event: Event, changes: dict[str, Any]) -> None:
+        """Its content is counted as it is put: what it says anew takes the place of what it said."""
         key = f"tool/{tool}"
-        if key in self._items:
+        item = self._items.get(key)
+        more = 0
+        for name, value in changes.items():
+            if name in TOOL_CONTENT:
+                had = None if item is None else getattr(item, name)
+                more += (0 if value is None else size(value)) - (0 if had is None else size(had))
+        if not self._has_room(key, more, event):
+            return
+        self._chars += more
+        growing = self._growing.pop(key, None) if "state" in changes else None
+        if growing is not None:
+            changes["progress"] = growing.value()
+        if item is not None:
             self._replace(key, **changes)
         else:
             self._items[key] = ToolItem(id=tool, **changes)
 
     def _tool_started(self, event: Event) -> None:
         body = ev.ToolStarted.model_validate(event.body)
-        self._tool(body.tool, name=body.name, input=body.input, parent=body.parent)
+        told: dict[str, Any] = {"name": body.name, "input": body.input, "parent": body.parent}
+        if body.redacted:
+            told["redacted"] = self._redacted_in(f"tool/{body.tool}") + body.redacted
+        self._tool(body.tool, event, told)
 
     def _tool_progress(self, event: Event) -> None:
         key = f"tool/{event.body['tool']}"
-        item = self._items.get(key) or ToolItem(id=event.body["tool"])
-        self._grow(key, item, item.progress, event.body)
+        item = self._items.get(key)
+        if item is None:
+            if len(self._items) >= EXECUTION_ITEMS_MAX:
+                self._too_many(event)
+                return
+            item = ToolItem(id=event.body["tool"])
+        self._grow(key, item, item.progress, event)
 
     def _tool_completed(self, event: Event) -> None:
         body = ev.ToolCompleted.model_validate(event.body)
         blob = None if body.blob is None else body.blob.model_dump()
-        growing = self._growing.pop(f"tool/{body.tool}", None)
-        progress = {} if growing is None else {"progress": growing.value()}
-        self._tool(body.tool, state=body.status, output=body.output, detail=body.detail, blob=blob, **progress)
+        told = {"state": body.status, "output": body.output, "detail": body.detail, "blob": blob}
+        if body.redacted:
+            told["redacted"] = self._redacted_in(f"tool/{body.tool}") + body.redacted
+        self._tool(body.tool, event, told)
+
+    def _redacted_in(self, key: str) -> int:
+        """How many secrets an item has had so far."""
+        item = self._items.get(key)
+        return 0 if item is None else int(item.redacted)
 
     def _requested(self, event: Event) -> None:
         body = ev.InteractionRequested.model_validate(event.body)
         key = f"interaction/{body.interaction}"
         if key not in self._items:
-            self._items[key] = InteractionItem(
+            if self._pending >= INTERACTIONS_OPEN_MAX:
+                self._limit("interactions", event, f"more than {INTERACTIONS_OPEN_MAX} wait for a human at once")
+                return
+            item = InteractionItem(
                 id=body.interaction,
                 asks=body.kind,
                 name=body.name,
@@ -368,7 +319,11 @@ class ExecutionFold:
                 questions=[question.model_dump() for question in body.questions],
                 options=body.options,
                 offered=body.offered,
+                redacted=body.redacted or 0,
             )
+            if not self._put(item, event):
+                return
+            self._pending += 1
         self._phase_from_interactions()
 
     def _resolved(self, event: Event) -> None:
@@ -377,14 +332,12 @@ class ExecutionFold:
         item = self._items.get(key)
         if item is not None and item.state == "pending":
             self._replace(key, state=body.outcome, control=body.control)
+            self._pending -= 1
         self._phase_from_interactions()
 
     def _phase_from_interactions(self) -> None:
         if self._state.phase in ("running", "waiting"):
-            waiting = any(
-                isinstance(item, InteractionItem) and item.state == "pending" for item in self._items.values()
-            )
-            self._state.phase = "waiting" if waiting else "running"
+            self._state.phase = "waiting" if self._pending else "running"
 
     def _raw(self, event: Event) -> None:
         if self._raw_count >= RAW_ITEMS_MAX:
@@ -392,16 +345,57 @@ class ExecutionFold:
             return
         self._raw_count += 1
         body = ev.Raw.model_validate(event.body)
-        self._put(
-            RawItem(id=str(event.ordinal), stream=body.stream, preview=body.preview, bytes=body.bytes, why=body.why)
-        )
+        told = {"stream": body.stream, "preview": body.preview, "bytes": body.bytes, "why": body.why}
+        self._put(RawItem(id=str(event.ordinal), redacted=body.redacted or 0, **told), event)
 
-    def _put(self, item: RawItem | GapItem | SessionItem) -> None:
-        self._items[_key(item)] = item
+    def _put(self, item: RawItem | GapItem | SessionItem | InteractionItem, event: Event | None) -> bool:
+        """`event`: what made it, and may be too much; without one it is always put."""
+        key, more = _key(item), weight(item)
+        if event is not None and not self._has_room(key, more, event):
+            return False
+        old = self._items.get(key)
+        self._chars += more - (0 if old is None else weight(old))
+        self._items[key] = item
+        return True
 
-    def _gap(self, key: str, reason: str, first: int | None, last: int | None, detail: str | None) -> None:
+    def _gap(
+        self,
+        key: str,
+        reason: str,
+        first: int | None,
+        last: int | None,
+        detail: str | None,
+        event: Event | None = None,
+    ) -> None:
         self._state.partial = True
-        self._put(GapItem(id=key, reason=reason, from_ordinal=first, to_ordinal=last, detail=detail))
+        self._put(GapItem(id=key, reason=reason, from_ordinal=first, to_ordinal=last, detail=detail), event)
+
+    # --- bounds ---
+
+    def limits(self) -> list[str]:
+        """The keys of the items that tell of bounds which were reached."""
+        return [key for key in self._items if key.startswith(LIMIT_KEY)] if self.limited else []
+
+    def _has_room(self, key: str, more: int, event: Event) -> bool:
+        """For so many code points more in the item `key`; where there is none that is told."""
+        if len(self._items) < EXECUTION_ITEMS_MAX and self._chars + more <= EXECUTION_CHARS_MAX:
+            return True
+        if len(self._items) >= EXECUTION_ITEMS_MAX and key not in self._items:
+            self._too_many(event)
+            return False
+        if more > 0 and self._chars + more > EXECUTION_CHARS_MAX:
+            self._limit("content", event, "more content than is kept of one execution")
+            return False
+        return True
+
+    def _too_many(self, event: Event) -> None:
+        self._limit("items", event, f"more than {EXECUTION_ITEMS_MAX} items are not kept of one execution")
+
+    def _limit(self, what: str, event: Event, detail: str, reason: ev.GapReason = "limit") -> None:
+        """Told once of each bound: from this event on, what exceeds it is left out."""
+        if f"{LIMIT_KEY}{what}" not in self._items:
+            self.limited += 1
+            self._gap(f"limit-{what}", reason, event.ordinal, None, detail)
 
     # --- the execution itself ---
 
@@ -435,7 +429,8 @@ class ExecutionFold:
                 partial=body.partial,
                 from_session=body.from_,
                 detail=body.detail,
-            )
+            ),
+            event,
         )
 
     def _model_request(self, event: Event) -> None:
@@ -445,6 +440,9 @@ class ExecutionFold:
         body = ev.Usage.model_validate(event.body)
         state = self._state
         if body.turn in state.usage_by_turn:
+            return
+        if len(state.usage_by_turn) >= TURNS_MAX:
+            self._limit("turns", event, f"the usage of more than {TURNS_MAX} turns")
             return
         state.usage_by_turn[body.turn] = body.model_dump(exclude_none=True)
         total = state.usage
@@ -464,6 +462,9 @@ class ExecutionFold:
         body = ev.Background.model_validate(event.body)
         open_work = self._state.background
         if body.state == "started" and body.id not in open_work:
+            if len(open_work) >= BACKGROUND_MAX:
+                self._limit("background", event, f"more than {BACKGROUND_MAX} works in the background")
+                return
             open_work.append(body.id)
         elif body.state == "completed" and body.id in open_work:
             open_work.remove(body.id)
@@ -473,7 +474,14 @@ class ExecutionFold:
 
     def _receipt(self, event: Event) -> None:
         body = ev.ControlReceipt.model_validate(event.body)
-        self._state.receipts[body.control] = body.model_dump(exclude_none=True)
+        receipt = body.model_dump(exclude_none=True)
+        known = self._state.receipts.get(body.control)
+        more = size(receipt) - size(known)
+        if (known is None and len(self._state.receipts) >= RECEIPTS_MAX) or self._chars + more > EXECUTION_CHARS_MAX:
+            self._limit("receipts", event, f"more than {RECEIPTS_MAX} receipts")
+            return
+        self._chars += more
+        self._state.receipts[body.control] = receipt
 
     def _response_ended(self, event: Event) -> None:
         body = ev.ResponseEnded.model_validate(event.body)
@@ -492,6 +500,7 @@ class ExecutionFold:
         state.partial = state.partial or body.tail == "unknown"
         if state.error is None and body.error is not None:
             state.error = body.error.model_dump()
+        self._pending, self._ended = 0, True
         for key, item in list(self._items.items()):
             if (left := _LEFT_OPEN.get(getattr(item, "state", ""))) is not None:
                 growing = self._growing.pop(key, None)
@@ -500,7 +509,7 @@ class ExecutionFold:
 
     def _gap_event(self, event: Event) -> None:
         body = ev.Gap.model_validate(event.body)
-        self._gap(str(event.ordinal), body.reason, body.from_, body.to, body.detail)
+        self._gap(str(event.ordinal), body.reason, body.from_, body.to, body.detail, event)
 
     _HANDLERS: ClassVar[dict[str, Callable[[ExecutionFold, Event], None]]] = {
         ev.EXECUTION_STARTED: _started,
@@ -536,6 +545,16 @@ def _key(item: Any) -> str:
     return f"{item.kind}/{item.id}"
 
 
+def _redacted(body: dict[str, Any]) -> int:
+    """Of a delta, whose body is not validated."""
+    count = body.get("redacted", 0)
+    return count if type(count) is int else 0
+
+
 def _with_text(item: Any, growing: GrowingText) -> Any:
     name = "progress" if isinstance(item, ToolItem) else "text"
     return item.model_copy(update={name: growing.value()})
+
+
+def _is_pending(item: Any) -> bool:
+    return isinstance(item, InteractionItem) and item.state == "pending"

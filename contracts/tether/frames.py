@@ -16,8 +16,8 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import to_json
 
-from tether.errors import InvalidError
 from tether.events import DELTAS, TOOL_PROGRESS, ConversationEvent, Event
+from tether.frame_rules import Refusal, RefusedError, check_events, check_note, check_ordinals, check_size
 from tether.limits import FRAME_BYTES_MAX, FRAME_EVENTS_MAX
 from tether.refusals import remedy_of
 from tether.subjects import EventAddress, parse_event
@@ -55,10 +55,13 @@ def encode_part(event: Event) -> bytes:
     return _encode_event(event, exclude_none=True)
 
 
-def _key(event: Event) -> tuple[str, Any] | None:
-    """Deltas with the same key may merge when adjacent."""
+def _key(event: Event) -> tuple[str, Any] | tuple[str, Any, int] | None:
+    """Deltas with the same key may merge when adjacent. One that counts its redactions stays alone, so that the count
+    is exact however frames are cut."""
     if event.type not in DELTAS:
         return None
+    if "redacted" in event.body:
+        return (event.type, event.body.get("tool" if event.type == TOOL_PROGRESS else "segment"), event.ordinal)
     return (event.type, event.body.get("tool" if event.type == TOOL_PROGRESS else "segment"))
 
 
@@ -70,7 +73,7 @@ class _Merger:
 
     def __init__(self) -> None:
         self.done: list[Event] = []
-        self._key: tuple[str, Any] | None = None
+        self._key: tuple[str, Any] | tuple[str, Any, int] | None = None
         self._head: Event | None = None  # of the run of deltas that is open
         self._texts: list[str] = []
         self._end = 0
@@ -126,32 +129,35 @@ def encode_event(event: ConversationEvent) -> bytes:
 
 
 def check(frame: Frame) -> None:
-    """Raise `InvalidError` where ordinals have holes or disagree with `first..last`, or where there is no event."""
-    if not frame.events:
-        raise InvalidError("events", "must not be empty")
-    expected = frame.first
-    for event in frame.events:
-        if event.ordinal != expected or event.end < event.ordinal:
-            raise InvalidError("events.ordinal", f"must continue at {expected} without holes, got {event.ordinal}")
-        expected = event.end + 1
-    if expected != frame.last + 1:
-        raise InvalidError("last", f"must be {expected - 1}, the last event's ordinal, got {frame.last}")
+    """Raise `RefusedError` where ordinals have holes or disagree with `first..last`, or where there is no event."""
+    check_ordinals(frame.events, frame.first, frame.last)
 
 
-def decode(subject: str, data: bytes) -> Frame | ConversationEvent:
-    """A stored message's content. Raises `InvalidError` (an unknown version is named)."""
+def decode(subject: str, data: bytes, stored_at_ns: int = 0) -> Frame | ConversationEvent:
+    """A stored message's content. Raises `RefusedError` with its reason (an unknown version is named), `InvalidError`
+    for a subject that is none of the log's. `stored_at_ns`: when it was stored, 0 where that is not known."""
     address = parse_event(subject)
+    check_size(address, len(data))
     model: type[Frame] | type[ConversationEvent] = ConversationEvent if address.conversation_level else Frame
     try:
         message = model.model_validate_json(data)
     except ValidationError as error:
-        first = error.errors(include_input=False, include_url=False)[0]
-        where = ".".join(str(part) for part in first["loc"]) or "message"
-        remedy = f"this reader knows version {VERSION}" if where == "v" else remedy_of(first)
-        raise InvalidError(where, remedy) from None
+        raise _unreadable(error) from None
     if isinstance(message, Frame):
-        check(message)
+        check_ordinals(message.events, message.first, message.last)
+        check_events(address, message.events, data, stored_at_ns)
+    else:
+        check_note(address, message, data, stored_at_ns)
     return message
+
+
+def _unreadable(error: ValidationError) -> RefusedError:
+    first = error.errors(include_input=False, include_url=False)[0]
+    where = ".".join(str(part) for part in first["loc"]) or "message"
+    if where == "v":
+        return RefusedError(Refusal.VERSION, where, f"this reader knows version {VERSION}")
+    deep = "recursion limit" in str(first.get("ctx", {}).get("error", ""))
+    return RefusedError(Refusal.NESTING if deep else Refusal.UNREADABLE, where, remedy_of(first))
 
 
 def message_id(address: EventAddress, frame: Frame, data: bytes, *, retry: int = 0) -> str:

@@ -98,6 +98,23 @@ class Bucket:
     async def get(self, key: str) -> Entry | None:
         return self._entry(await self._bus.last(self._stream, self._subject(key), leader=self._leader))
 
+    async def history(self, key: str) -> list[Entry]:
+        """Every value of the key that the bucket still has, the oldest first; what cannot be read is left out. Raises
+        BusError."""
+        found: list[Entry] = []
+        after = 0
+        while batch := await self._bus.read(self._stream, after, self._subject(key)):
+            for message in batch:
+                after = message.sequence
+                try:
+                    entry = self._entry(message)
+                except UnreadableRecordError as error:
+                    _log.warning("record_unreadable", detail=error.detail, record=error.subject)
+                    continue
+                if entry is not None:
+                    found.append(entry)
+        return found
+
     async def create(self, key: str, value: dict[str, Any], *, op: str, ttl_s: int | None = None) -> Entry:
         """Write a key that must not exist (a deleted or expired one does not). Raises Conflict, BusError."""
         message = await self._bus.last(self._stream, self._subject(key), leader=self._leader)

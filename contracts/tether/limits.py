@@ -45,6 +45,21 @@ CONTROL_REPLY_S: Final = 10.0  # then the answer reads `unknown`
 # --- the log ---
 FRAME_BYTES_MAX: Final = 256 * KIB
 FRAME_EVENTS_MAX: Final = 512
+FRAME_STORED_BYTES_MAX: Final = 512 * KIB  # of what is believed: one event alone may exceed FRAME_BYTES_MAX
+NOTE_BYTES_MAX: Final = 1 * MIB  # of a conversation-level event: a prompt's content is in one
+MERGED_ORDINALS_MAX: Final = 65_536  # that one merged delta covers
+NUMBER_MAX: Final = 2**53  # of ordinals and generations: what JSON's numbers hold exactly
+CLOCK_AHEAD_MAX_S: Final = 24 * 3600  # of an event's time before the server's and the reader's clocks
+ITEM_ID_CHARS_MAX: Final = 1024  # of a segment's, tool's or interaction's id
+TYPE_CHARS_MAX: Final = 64  # of an event's type
+# What the fold of one execution keeps, whatever its sandbox writes; what is beyond is told once (`gap{limit}`).
+EXECUTION_ITEMS_MAX: Final = 100_000
+EXECUTION_CHARS_MAX: Final = 64 * MIB  # of all its items together
+ITEM_CHARS_MAX: Final = 4 * MIB  # of one text or progress that grows: its row is written anew as it does
+INTERACTIONS_OPEN_MAX: Final = 1_024  # that wait for a human at once
+TURNS_MAX: Final = 10_000  # whose usage is kept
+RECEIPTS_MAX: Final = 2_000
+BACKGROUND_MAX: Final = 256  # works of an agent that outlive their turn
 EVENT_BODY_BYTES_MAX: Final = 64 * KIB  # larger goes to the blob store
 EVENT_PREVIEW_BYTES: Final = 8 * KIB
 BLOB_CHUNK_BYTES: Final = 128 * KIB
@@ -58,6 +73,12 @@ LIVE_BUFFER_BYTES_MAX: Final = 32 * MIB  # a service's buffer of one live subscr
 EVENTS_MAX_AGE_S: Final = 7 * 24 * 3600
 EVENTS_MAX_BYTES: Final = 1024 * MIB  # reserved per tenant by JetStream
 DUPLICATE_WINDOW_S: Final = 120
+QUARANTINE_MAX_BYTES: Final = 16 * MIB  # reserved per tenant; the oldest go first
+QUARANTINE_MAX_AGE_S: Final = EVENTS_MAX_AGE_S  # as long as the log has the message itself
+QUARANTINE_ENTRY_BYTES_MAX: Final = 16 * KIB
+QUARANTINE_PREFIX_BYTES: Final = 1 * KIB  # of a refused message, that its entry shows
+QUARANTINE_SINGLE_MAX: Final = 8  # messages of one workspace, reason and batch with entries of their own
+QUARANTINE_PAGE_MAX: Final = 200
 EXECUTION_TOKEN_CONVERSATION: Final = "_"  # the execution token of conversation-level events
 
 # --- webhooks ---
@@ -109,3 +130,4 @@ CHECKPOINT_BYTES_MAX: Final = 2048 * MIB  # of all files; more fails by name, no
 CHECKPOINT_MANIFEST_BYTES_MAX: Final = 32 * MIB
 OWNER_SWEEP_S: Final = 60.0
 VOLUME_WAIT_S: Final = 600.0
+SANDBOX_CREDENTIALS_S: Final = 3600.0  # a sandbox's credentials on NATS; renewed at half of it

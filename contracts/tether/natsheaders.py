@@ -14,6 +14,7 @@ from tether.ports import LiveMessage
 _LINE: Final = b"NATS/1.0"
 _KEY: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _BREAKS: Final = re.compile(r"[\r\n\0]")
+_DIGITS_MAX: Final = 19  # of a sequence: below 2**64
 
 
 def encode(headers: Mapping[str, str]) -> bytes:
@@ -44,7 +45,7 @@ def parse(raw: bytes | None) -> tuple[int, str, dict[str, str]]:
         key, colon, value = line.partition(":")
         if colon:
             headers.setdefault(key, value.strip())
-    return (int(code) if code.isdigit() else 0), description, headers
+    return _number(code), description, headers
 
 
 @lru_cache(maxsize=128)
@@ -54,7 +55,7 @@ def _seconds(text: str) -> int:
 
 
 def time_ns(text: str) -> int:
-    """Unix nanoseconds of an RFC 3339 time as servers write it; 0 for an empty text."""
+    """Unix nanoseconds of an RFC 3339 time as servers write it; 0 for an empty text. Raises ValueError."""
     if not text:
         return 0
     seconds, rest = _seconds(text[:19]), text[19:]
@@ -70,14 +71,23 @@ def time_ns(text: str) -> int:
     return (seconds - offset_s) * 1_000_000_000 + int((fraction + "000000000")[:9])
 
 
+def _number(text: str) -> int:
+    """Of ASCII digits, as servers write a sequence; 0 for anything else."""
+    return int(text) if len(text) <= _DIGITS_MAX and text.isascii() and text.isdigit() else 0
+
+
 def live_message(subject: str, data: bytes, headers: Mapping[str, str]) -> LiveMessage:
-    """A republished copy. One without its sequence (published to the live subject by hand) has sequence 0."""
-    sequence, previous = headers.get("Nats-Sequence", ""), headers.get("Nats-Last-Sequence", "")
+    """A republished copy. One without its sequence (published to the live subject by hand) has sequence 0; a sequence
+    or time that no server writes counts as none, as whoever may publish there chooses its headers."""
+    try:
+        stored_at_ns = time_ns(headers.get("Nats-Time-Stamp", ""))
+    except ValueError:
+        stored_at_ns = 0
     return LiveMessage(
         subject,
-        int(sequence) if sequence.isdigit() else 0,
-        int(previous) if previous.isdigit() else 0,
+        _number(headers.get("Nats-Sequence", "")),
+        _number(headers.get("Nats-Last-Sequence", "")),
         data,
-        time_ns(headers.get("Nats-Time-Stamp", "")),
+        stored_at_ns if 0 <= stored_at_ns < 2**63 else 0,
         headers,
     )

@@ -10,6 +10,7 @@
     starting | running | exiting           → idle       Ended
     stopping                               → idle       Ended with proof; `pending_request` stays until its Admit
     idle | starting | running | stopping | exiting → starting   Repair: the log names a later generation
+    any state keeps its place                DeletionOrdered: no prompt is admitted any more; idle loses all it names
 
 `decide(record, input)` is pure: Accepted(record) is written by compare-and-set before anything else happens,
 Ignored means that the record says so already, Denied names why not. Generations only grow and are issued here.
@@ -78,6 +79,7 @@ class OwnerRecord(BaseModel):
     user begins a fresh one.
     `checkpoint_revision`: of the newest reference that a generation of this conversation went on from, which was
     `checkpoint_generation`.
+    `deletion`: the operation that deletes the conversation; nothing is admitted to it any more.
     `stop_control` stops the target while `stopping`; `stopping_since` (unix ms) is when that was decided, and
     `pending_request` which prompt waits for its end.
     """
@@ -108,6 +110,7 @@ class OwnerRecord(BaseModel):
     checkpoint_revision: int = 0
     checkpoint_generation: int = 0
     tombstones: tuple[Tombstone, ...] = ()
+    deletion: str | None = None
     updated_at: int = 0
 
     def value(self) -> dict[str, Any]:
@@ -229,7 +232,27 @@ class Repair:
     at: int
 
 
-OwnerInput = Admit | Started | SessionBound | ResponseEnded | Ended | TakeOver | StopRefused | StopUnconfirmed | Repair
+@dataclass(frozen=True, slots=True)
+class DeletionOrdered:
+    """The conversation is to be deleted. Unless `force`, only where it is idle."""
+
+    deletion: str
+    force: bool
+    at: int
+
+
+OwnerInput = (
+    Admit
+    | Started
+    | SessionBound
+    | ResponseEnded
+    | Ended
+    | TakeOver
+    | StopRefused
+    | StopUnconfirmed
+    | Repair
+    | DeletionOrdered
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,6 +300,8 @@ def decide(record: OwnerRecord, event: OwnerInput) -> Decision:
             return Accepted(record.model_copy(update={"pending_request": None, "updated_at": event.at}))
         case Repair():
             return _repair(record, event)
+        case DeletionOrdered():
+            return _deletion_ordered(record, event)
         case _:
             assert_never(event)
 
@@ -290,6 +315,8 @@ def _admit(record: OwnerRecord, event: Admit) -> Decision:
         return Ignored()  # a replayed admission
     if record.buried(event.execution):
         return Denied("the execution of this attempt has ended")
+    if record.deletion is not None:
+        return Denied("the conversation is deleted")
     if record.state != "idle":
         return Denied(f"the conversation is {record.state}")
     generation = record.generation + 1
@@ -456,3 +483,25 @@ def _repair(record: OwnerRecord, event: Repair) -> Decision:
             "superseded": None,
         }
     return Accepted(record.model_copy(update=update))
+
+
+def _deletion_ordered(record: OwnerRecord, event: DeletionOrdered) -> Decision:
+    if record.state != "idle":
+        if not event.force:
+            return Denied(f"the conversation is {record.state}")
+        if record.deletion == event.deletion:
+            return Ignored()
+        return Accepted(record.model_copy(update={"deletion": event.deletion, "updated_at": event.at}))
+    # What remains refuses prompts, and names what has ended and the session that is to be deleted.
+    bare = OwnerRecord(
+        generation=record.generation,
+        tombstones=record.tombstones,
+        native_session=record.native_session,
+        prompt_sequence=record.prompt_sequence,
+        prompt_stored_at_ns=record.prompt_stored_at_ns,
+        log_base=record.log_base,
+        deletion=event.deletion,
+        updated_at=event.at,
+    )
+    same = bare.model_copy(update={"updated_at": record.updated_at, "op": record.op}) == record
+    return Ignored() if same else Accepted(bare)

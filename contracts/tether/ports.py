@@ -212,6 +212,11 @@ class Bus(Protocol):
         """Delete the messages of `subject` (below sequence `up_to`); returns how many."""
         ...
 
+    async def erase(self, stream: str, sequence: int) -> bool:
+        """Delete one message and overwrite its bytes on the servers' disks, which `purge` leaves until a block is
+        written anew; False where there was none. Idempotent. Raises BusError (a bucket's stream does not allow it)."""
+        ...
+
     async def delete_stream(self, stream: str) -> None: ...
 
     def jobs(self, stream: str, durable: str, *, in_flight_max: int = 256) -> AsyncGenerator[Job, None]:

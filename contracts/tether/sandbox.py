@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from tether.checkpoint import CheckpointReference, DrainedExecution, Include, Store
-from tether.errors import Problem
+from tether.errors import Code, FieldProblem, Problem, problem
 from tether.events import GapReason
 from tether.ids import ExecutionTarget, Token
 from tether.limits import DRAIN_GRACE_MAX_S, DRAIN_GRACE_S
@@ -16,6 +16,8 @@ CAN_SNAPSHOT: Final = "executionSnapshotAttach"
 CAN_STOP_TARGET: Final = "executionTargetStopV1"
 CAN_FALL_BACK: Final = "executionNativeHistoryFallbackV1"
 CAN_DRAIN: Final = "sandboxDrainV1"
+
+FAILED_MAX: Final = 8  # reports of failed drains in a record, as many as the bucket keeps references
 
 SandboxState = Literal["provisioning", "active", "draining", "suspended", "resuming", "deleting"]
 ExecutionState = Literal["starting", "running", "waiting", "exiting", "ended"]
@@ -41,8 +43,8 @@ class DrainOrder(BaseModel):
 
 class DrainReport(BaseModel):
     """How a drain stands, as the collector's reply and as the operation that callers see. `state` is final in `done`
-    and `failed`; `phase` says what it waits for. `purpose` is the order's, as the agent service keeps it. `problem`
-    where it failed; `unsaved` says what was not kept."""
+    and `failed`; `phase` says what it waits for. `purpose` and `reason` are the order's, as the agent service keeps
+    them. `problem` where it failed; `unsaved` says what was not kept."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -50,6 +52,7 @@ class DrainReport(BaseModel):
     state: Literal["running", "done", "failed"]
     phase: Literal["turn", "leaving", "killing", "publishing", "checkpoint", "releasing", "over"] = "turn"
     purpose: Literal["drain", "suspend", "delete"] | None = None
+    reason: Annotated[str, Field(max_length=256)] | None = None
     executions: tuple[DrainedExecution, ...] = ()
     checkpoint: CheckpointReference | None = None
     checkpoint_revision: int = 0
@@ -62,7 +65,8 @@ class SandboxRecord(BaseModel):
 
     `starts` grows with every start that is forwarded, so that a drain decided on an older revision loses.
     `facts` are the provider's (pid, pod, …); they identify, they prove nothing by themselves.
-    `drain` is the order while `draining`; `drained` what the last one came to, for those who ask again.
+    `drain` is the order while `draining`; `drained` what the last one came to, for those who ask again; `failed` what
+    earlier ones came to that failed, without messages: of those that went well the checkpoint's references tell.
     `checkpoint_revision`: of the reference that a resume goes on from, 0 where there is none. `wanted_at`: when the
     last prompt or resume asked for it (unix ms), which with the collector's `idle_since` makes the idle clock.
     """
@@ -80,12 +84,20 @@ class SandboxRecord(BaseModel):
     facts: dict[str, Any] = Field(default_factory=dict)
     drain: DrainOrder | None = None
     drained: DrainReport | None = None
+    failed: Annotated[tuple[DrainReport, ...], Field(max_length=FAILED_MAX)] = ()
     checkpoint_revision: int = 0
     wanted_at: int = 0
     updated_at: int = 0
 
     def value(self) -> dict[str, Any]:
         return self.model_dump(mode="json", exclude_none=True, exclude={"op"})
+
+
+def no_sandbox() -> Problem:
+    """Of a workspace, in one wording whoever is asked."""
+    remedy = "there is no sandbox of it; a first message makes one, and the list of sandboxes names those there are"
+    fields = (FieldProblem(field="workspace", remedy=remedy),)
+    return problem(Code.NOT_FOUND, f"workspace: {remedy}", fields=fields)
 
 
 class ExecutionSummary(BaseModel):

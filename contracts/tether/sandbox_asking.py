@@ -30,7 +30,7 @@ from tether.checkpoint import CheckpointReference
 from tether.errors import Code, NoReplyError, Problem, ProblemError, problem
 from tether.kv import Bucket
 from tether.ports import Bus
-from tether.sandbox import DrainReport, Registration, SandboxRecord, SandboxState
+from tether.sandbox import DrainReport, Registration, SandboxRecord, SandboxState, no_sandbox
 
 AGENT_REPLY_S: Final = 10.0  # the operations are answered at once; this bounds what stands before the answer
 AgentVerb = Literal["drain", "suspend", "delete", "drain-status", "resume"]
@@ -59,10 +59,6 @@ class _Resumed(_Answer):
     checkpoint_revision: int = 0
 
 
-def no_sandbox() -> ProblemError:
-    return ProblemError(problem(Code.NOT_FOUND, "workspace: it has no sandbox"))
-
-
 # --- reading ---
 
 
@@ -81,7 +77,7 @@ async def read_sandbox(bus: Bus, tenant: str, workspace: str) -> SandboxView:
     bucket = Bucket(bus, subjects.SANDBOXES)
     record = await bucket.record(subjects.sandbox_key(tenant, workspace), SandboxRecord)
     if record is None:
-        raise no_sandbox()
+        raise ProblemError(no_sandbox())
     key = subjects.registration_key(tenant, workspace, record.sandbox)
     registration = await bucket.record(key, Registration)
     kept = Bucket(bus, subjects.CHECKPOINTS)
@@ -95,8 +91,9 @@ async def read_drain(bus: Bus, tenant: str, workspace: str, drain: str) -> Drain
     """How a drain stands. Raises ProblemError (NOT_FOUND: no such sandbox, or no operation of this id), BusError."""
     key = subjects.sandbox_key(tenant, workspace)
     record = await Bucket(bus, subjects.SANDBOXES).record(key, SandboxRecord)
-    report = None if record is None else record.drained
-    if record is not None and report is not None and report.drain == drain and report.state != "running":
+    reports = () if record is None else (*((record.drained,) if record.drained else ()), *record.failed)
+    report = next((one for one in reports if one.drain == drain), None)
+    if record is not None and report is not None and report.state != "running":
         return DrainView.of(workspace, report).model_copy(update={"sandbox_state": record.state})
     return await _operation(bus, "drain-status", tenant, workspace, {"drain_id": drain})
 
@@ -156,7 +153,6 @@ __all__ = [
     "DeleteRequest",
     "begin_drain",
     "list_sandboxes",
-    "no_sandbox",
     "read_drain",
     "read_sandbox",
     "resume",

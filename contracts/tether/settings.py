@@ -10,8 +10,9 @@ import difflib
 import importlib.util
 import os
 import re
+import ssl
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal, NoReturn, TypeVar
 from urllib.parse import urlsplit
@@ -19,6 +20,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from tether import tls
 from tether.refusals import remedy_of
 
 PREFIX = "TETHER_"
@@ -44,6 +46,11 @@ class ServiceSettings(BaseSettings):
     nats_password: SecretStr | None = Field(default=None, description="its password; rather name a file")
     nats_password_file: Path | None = Field(default=None, description="holds the password; wins over it")
     nats_creds_file: Path | None = Field(default=None, description="JWT and key of a user, as nsc writes them")
+    nats_tls_ca_file: Path | None = Field(
+        default=None, description="authorities that NATS's certificate is checked against, PEM; unset: the system's"
+    )
+    nats_tls_cert_file: Path | None = Field(default=None, description="this service's certificate for NATS, PEM")
+    nats_tls_key_file: Path | None = Field(default=None, description="its key, PEM, not encrypted")
     replicas: int = Field(default=1, ge=1, le=5, description="replicas of every stream and bucket")
     tenants: str = Field(default="default", description="tenants that this set serves, separated by commas")
     log_format: Literal["json", "console"] = Field(default="json", description="of the log on stderr")
@@ -88,6 +95,13 @@ class ServiceSettings(BaseSettings):
         if self.nats_password_file is not None:
             return self.nats_password_file.read_text(encoding="utf-8").strip()
         return None if self.nats_password is None else self.nats_password.get_secret_value()
+
+    def tls(self) -> ssl.SSLContext | None:
+        """TLS towards NATS, as the files say. Raises ConfigurationError."""
+        try:
+            return tls.client_context(self.nats_tls_ca_file, self.nats_tls_cert_file, self.nats_tls_key_file)
+        except tls.TlsFilesError as error:
+            raise ConfigurationError([f"TETHER_NATS_TLS_{error.setting.upper()}: {error.remedy}"]) from None
 
     @property
     def tenant_names(self) -> tuple[str, ...]:
@@ -136,10 +150,14 @@ def load(model: type[SettingsT], environ: Mapping[str, str] | None = None) -> Se
     return settings
 
 
-def load_or_exit(model: type[SettingsT]) -> SettingsT:
-    """For `__main__`: print every problem to stderr and exit with 78 (EX_CONFIG)."""
+def load_or_exit(model: type[SettingsT], check: Callable[[SettingsT], object] | None = None) -> SettingsT:
+    """For `__main__`: print every problem to stderr and exit with 78 (EX_CONFIG). `check` reads files that the settings
+    name, and raises ConfigurationError."""
     try:
-        return load(model)
+        settings = load(model)
+        if check is not None:
+            check(settings)
+        return settings
     except ConfigurationError as error:
         _exit(error)
 

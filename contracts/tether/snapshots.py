@@ -26,16 +26,29 @@ from tether.cursor import tag_of
 from tether.errors import Code, InvalidError
 from tether.events import EXECUTION_STARTED, ExecutionStarted
 from tether.fold import Applied, ExecutionFold, ExecutionState
+from tether.fold_bounds import weight
 from tether.frames import Frame, decode
 from tether.ids import ExecutionTarget, new_id
 from tether.kv import Bucket
-from tether.limits import DISCOVERY_SANDBOXES_MAX
+from tether.limits import (
+    BACKGROUND_MAX,
+    DISCOVERY_SANDBOXES_MAX,
+    EXECUTION_CHARS_MAX,
+    EXECUTION_ITEMS_MAX,
+    INTERACTIONS_OPEN_MAX,
+    ITEM_ID_CHARS_MAX,
+    MIB,
+    NUMBER_MAX,
+    RECEIPTS_MAX,
+    TURNS_MAX,
+)
 from tether.owner import OwnerRecord
 from tether.ports import Bus, StoredMessage
 from tether.sandbox import CAN_SNAPSHOT, ExecutionSummary, Registration
 from tether.snapshot import Snapshot, Watermark, take
 from tether.subjects import EventAddress
 
+_OWN_ITEMS_MAX: Final = 64  # of gaps, beside what the fold bounds
 INSTANCES_MAX: Final = 4  # collectors that replace each other while one question is asked
 
 Source = Literal["collector", "log"]
@@ -157,6 +170,8 @@ class Snapshots:
             snapshot = await snapshot_of(self._bus, target.tenant, target.workspace, reply.result)
             if reply.status == "rejected" or snapshot is None or snapshot.target.differs(target) is not None:
                 return Absent(Absence.REFUSED)
+            if not bounded(snapshot):
+                return Absent(Absence.REFUSED)
             return Found("collector", snapshot)
         return Absent(Absence.NO_ANSWER)
 
@@ -192,10 +207,10 @@ class Snapshots:
         bucket = Bucket(self._bus, subjects.SANDBOXES)
         every = subjects.sandbox_key(address.tenant, address.workspace) + ".*"
         peers = [peer async for _, peer in bucket.records(Registration, every)][:DISCOVERY_SANDBOXES_MAX]
-        listed = [one.target for peer in peers for one in peer.executions]
+        listed = [one.target for peer in peers for one in peer.executions]  # a sandbox may name whatever it likes
         if any(peer.executions_omitted for peer in peers):
             listed += await self._discovered(address)
-        return next((target for target in listed if target.execution == address.execution), None)
+        return next((target for target in listed if _is_at(target, address)), None)
 
     async def _discovered(self, address: EventAddress) -> list[ExecutionTarget]:
         """Of a conversation, as the collector says that serves the workspace's controls: its list was cut."""
@@ -225,6 +240,25 @@ def _frame(stored: StoredMessage) -> Frame | None:
     except InvalidError:
         return None
     return content if isinstance(content, Frame) else None
+
+
+def _is_at(target: ExecutionTarget, address: EventAddress) -> bool:
+    said = (target.tenant, target.workspace, target.conversation, target.execution)
+    return said == (address.tenant, address.workspace, address.conversation, address.execution)
+
+
+def bounded(snapshot: Snapshot) -> bool:
+    """Whether it says no more than the fold of a log could: a collector makes it, and a sandbox may be its own."""
+    state = snapshot.state
+    if not 0 <= state.applied <= NUMBER_MAX or snapshot.watermark.ordinal != state.applied:
+        return False
+    counts = ((state.usage_by_turn, TURNS_MAX), (state.receipts, RECEIPTS_MAX), (state.background, BACKGROUND_MAX))
+    if len(state.items) > EXECUTION_ITEMS_MAX + _OWN_ITEMS_MAX or any(len(have) > most for have, most in counts):
+        return False
+    if any(len(item.id) > ITEM_ID_CHARS_MAX or "\x00" in item.id for item in state.items):
+        return False
+    waiting = sum(item.kind == "interaction" and item.state == "pending" for item in state.items)
+    return waiting <= INTERACTIONS_OPEN_MAX and sum(map(weight, state.items)) <= EXECUTION_CHARS_MAX + MIB
 
 
 def _loosened(target: ExecutionTarget) -> ExecutionTarget:

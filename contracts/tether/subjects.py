@@ -25,6 +25,8 @@ CHECKPOINTS: Final = "tether_checkpoints"
 SANDBOXES: Final = "tether_sandboxes"
 PROJECTIONS: Final = "tether_projections"
 CONVERSATIONS: Final = "tether_conversations"
+DELETIONS: Final = "tether_deletions"
+QUOTAS: Final = "tether_quotas"
 
 ROUTER_DURABLE: Final = "router"
 AGENT_DURABLE: Final = "agent-service"
@@ -71,6 +73,15 @@ def events_stream(tenant: str) -> str:
 
 def blobs_stream(tenant: str) -> str:
     return f"BLOBS_{check_token(tenant, 'tenant')}"
+
+
+def quarantine_stream(tenant: str) -> str:
+    return f"QUARANTINE_{check_token(tenant, 'tenant')}"
+
+
+def quarantine(address: EventAddress) -> str:
+    """Where a message of that address lies that was refused: the same tokens."""
+    return f"tether.quarantine.{address.tenant}.{address.workspace}.{address.conversation}.{address.execution}"
 
 
 def event(tenant: str, workspace: str, conversation: str, execution: str) -> str:
@@ -132,6 +143,25 @@ def control_all(tenant: str, workspace: str) -> str:
     return "tether.control." + _tokens(("tenant", tenant), ("workspace", workspace)) + ".>"
 
 
+def reply_base(subject: str) -> str | None:
+    """Where the answer to a question on this subject goes: `tether.reply.{tenant}.{workspace}` for a sandbox's
+    (`tether.control.…`), so that a sandbox may answer for its own workspace and for no other; None: the own inbox."""
+    parts = subject.split(".", 4)
+    if len(parts) < 4 or parts[:2] != ["tether", "control"]:
+        return None
+    return f"tether.reply.{parts[2]}.{parts[3]}"
+
+
+def replies(base: str, asker: str) -> str:
+    """What whoever asks sandboxes of this base's tenant listens to: their answers to `asker` (a token of its own)."""
+    return f"{base.rpartition('.')[0]}.*.{check_token(asker, 'asker')}.*"
+
+
+def replies_all(tenant: str, workspace: str) -> str:
+    """What a sandbox of this workspace may answer on."""
+    return "tether.reply." + _tokens(("tenant", tenant), ("workspace", workspace)) + ".>"
+
+
 def agent(verb: str) -> str:
     return "tether.agent." + check_token(verb, "verb")
 
@@ -184,6 +214,10 @@ def conversation_key(tenant: str, conversation: str) -> str:
     return _tokens(("tenant", tenant), ("conversation", conversation))
 
 
+def deletion_key(tenant: str, conversation: str) -> str:
+    return _tokens(("tenant", tenant), ("conversation", conversation))
+
+
 def projection_key(database: str, tenant: str, shard: int) -> str:
     return _tokens(("database", database), ("tenant", tenant), ("shard", str(shard)))
 
@@ -202,6 +236,18 @@ def webhook_start_key(tenant: str, endpoint: str) -> str:
 
 def notification_key(tenant: str, endpoint: str, notification: str) -> str:
     return _tokens(("tenant", tenant), ("endpoint", endpoint), ("notification", notification))
+
+
+def prompt_rate_key(tenant: str, workspace: str | None = None) -> str:
+    """How far a tenant's, or one workspace's, allowance of prompts is used up; written by backends."""
+    if workspace is None:
+        return "prompts." + _tokens(("tenant", tenant))
+    return "prompts." + _tokens(("tenant", tenant), ("workspace", workspace))
+
+
+def running_key(tenant: str | None) -> str:
+    """Who holds the places for running executions, of a tenant or of the whole set; written by routers."""
+    return "running_all" if tenant is None else "running." + _tokens(("tenant", tenant))
 
 
 def projection_durable(database: str, shard: int) -> str:

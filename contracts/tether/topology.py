@@ -131,6 +131,18 @@ def base(*, replicas: int = 1) -> Topology:
             replicas=replicas,
         ),
         bucket(subjects.CONVERSATIONS, "Conversation to workspace, create-only", replicas=replicas),
+        bucket(
+            subjects.DELETIONS,
+            "Deletions of conversations: asked for by backends, done by routers; each outlives what it deleted",
+            ttl=True,
+            replicas=replicas,
+        ),
+        bucket(
+            subjects.QUOTAS,
+            "Use of quotas: allowances of prompts (expire when they are whole again), places for running executions",
+            ttl=True,
+            replicas=replicas,
+        ),
     )
     consumers = (
         ConsumerSpec(
@@ -156,7 +168,7 @@ def tenant(
     max_bytes: int = limits.EVENTS_MAX_BYTES,
     max_age_s: int = limits.EVENTS_MAX_AGE_S,
 ) -> Topology:
-    """What each tenant has of its own: the log and the blobs."""
+    """What each tenant has of its own: the log, the blobs, and what of the log is refused."""
     log = StreamSpec(
         name=subjects.events_stream(name),
         subjects=(f"tether.event.{name}.>",),
@@ -175,7 +187,17 @@ def tenant(
         replicas=replicas,
         metadata=(("tether_kind", "blobs"), ("tether_tenant", name)),
     )
-    return Topology(streams=(log, blobs))
+    quarantine = StreamSpec(
+        name=subjects.quarantine_stream(name),
+        subjects=(f"tether.quarantine.{name}.>",),
+        description=f"Messages of tenant {name}'s log that readers refuse, with the reason; written by its projector",
+        max_age_s=limits.QUARANTINE_MAX_AGE_S,
+        max_bytes=limits.QUARANTINE_MAX_BYTES,
+        max_msg_size_bytes=limits.QUARANTINE_ENTRY_BYTES_MAX,
+        replicas=replicas,
+        metadata=(("tether_kind", "quarantine"), ("tether_tenant", name)),
+    )
+    return Topology(streams=(log, blobs, quarantine))
 
 
 def projection(tenant_name: str, database: str, shard: int) -> ConsumerSpec:

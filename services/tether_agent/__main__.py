@@ -10,7 +10,7 @@ import structlog
 
 from tether.service import run
 from tether.settings import load_or_exit
-from tether_agent.config import AgentSettings
+from tether_agent.config import AgentSettings, quotas
 from tether_agent.service import serve, stop_sandboxes
 
 
@@ -18,7 +18,7 @@ def main(arguments: list[str]) -> int:
     if arguments not in ([], ["stop-sandboxes"]):
         print("usage: python -m tether_agent [stop-sandboxes]", file=sys.stderr)
         return 64
-    settings = load_or_exit(AgentSettings)
+    settings = load_or_exit(AgentSettings, quotas)
 
     async def serving(stop: asyncio.Event) -> None:
         await serve(settings, stop)

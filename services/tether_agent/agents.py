@@ -5,6 +5,11 @@
     env_from = ["ANTHROPIC_API_KEY"]      # taken from the agent service's own environment
     key_file = "/home/me/.config/tether/claude.env"     # or lines NAME=value in a file that only its owner may read
     env = { CLAUDE_CODE_MAX_RETRIES = "3" }             # not secret
+    args_allow = ["--add-dir=/srv/shared"]              # arguments of prompts beyond the harmless (tether.agent_args)
+
+    [redact]
+    builtin = true                                      # well-known shapes of keys
+    patterns = { corp_token = "corp_[A-Za-z0-9]{20,64}" }    # further ones (tether.secret_patterns)
 
 Values go to one file per sandbox (mode 0600, outside the workspace) that the collector reads at each start of a CLI,
 and nowhere else: not to the bus, a log or an argument list. What may be told is where a key came from.
@@ -15,16 +20,18 @@ from __future__ import annotations
 import json
 import os
 import re
-import stat
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, field_validator
 
+from tether.agent_args import bad_entry
+from tether.private import open_to_others
 from tether.refusals import remedy_of
+from tether.secret_patterns import parse
 from tether.service import write_whole
 from tether.settings import is_secret_name
 
@@ -48,12 +55,49 @@ class AgentConfig(BaseModel):
     env_from: tuple[EnvName, ...] = ()
     key_file: Path | None = None
     env: dict[EnvName, str] = Field(default_factory=dict)
+    args_allow: tuple[str, ...] = ()
+
+    @field_validator("args_allow")
+    @classmethod
+    def _entries(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for entry in value:
+            if (why := bad_entry(entry)) is not None:
+                raise ValueError(why)
+        return value
+
+
+class RedactConfig(BaseModel):
+    """What is replaced in events, besides the values of the agents' own secrets."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    builtin: bool = True
+    patterns: dict[str, str | tuple[str, ...]] = Field(default_factory=dict)
+
+    @field_validator("patterns")
+    @classmethod
+    def _linear(cls, value: dict[str, str | tuple[str, ...]]) -> dict[str, str | tuple[str, ...]]:
+        for name, sources in value.items():
+            for source in (sources,) if isinstance(sources, str) else sources:
+                parse(name, source)
+        return value
 
 
 class AgentsFile(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     agents: dict[Kind, AgentConfig] = Field(default_factory=dict)
+    redact: RedactConfig = RedactConfig()
+
+    def collector_settings(self) -> dict[str, str]:
+        """What every collector is told of arguments and redaction, as its variables."""
+        allowed = {kind: agent.args_allow for kind, agent in self.agents.items() if agent.args_allow}
+        found = {"TETHER_COLLECTOR_REDACT_BUILTIN": "true" if self.redact.builtin else "false"}
+        if allowed:
+            found["TETHER_COLLECTOR_AGENT_ARGS_ALLOW"] = json.dumps(allowed)
+        if self.redact.patterns:
+            found["TETHER_COLLECTOR_REDACT"] = json.dumps(self.redact.patterns)
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +184,7 @@ def _unquoted(value: str) -> str:
 def _read_text(path: Path, *, secret: bool = False) -> str:
     try:
         with path.open("rb") as file:
-            if secret and stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:
+            if secret and open_to_others(os.fstat(file.fileno())):
                 raise AgentsFileError(f"{path} is open to others; chmod 600 it")
             data = file.read(_FILE_BYTES_MAX + 1)
         if len(data) > _FILE_BYTES_MAX:

@@ -23,7 +23,7 @@ import structlog
 
 from tether import subjects, tracing
 from tether.control import Authority, ControlReply, ControlRequest, StartCommand, decode_command
-from tether.errors import BusError, InvalidError, NoReplyError
+from tether.errors import BusError, Code, InvalidError, NoReplyError
 from tether.failpoints import failpoint, failpoint_of
 from tether.limits import COMMAND_ACK_WAIT_S, CONTROL_REPLY_S
 from tether.ports import Bus, Job, StoredMessage
@@ -199,7 +199,14 @@ class Driver:
     async def _ensure(self, command: StartCommand) -> SandboxReady:
         """The sandbox runs, and this start is counted in its record. Raises NotReadyError, ProvisionError."""
         tenant, workspace = command.target.tenant, command.target.workspace
-        await self._waker.wanted(tenant, workspace)
+        try:
+            await self._waker.wanted(tenant, workspace)
+        except ProvisionError as error:
+            # What is kept cannot be restored: who chose to go on without its session goes on without it.
+            if error.problem.code is not Code.RESUME_FAILED or command.resume is None:
+                raise
+            _log.warning("checkpoint_left", choice=command.resume, reason=error.problem.detail)
+            await self._waker.wanted(tenant, workspace, bare=True)
         forwarded = await self._sandboxes.apply(tenant, workspace, Forwarded(waking.now_ms()))
         assert forwarded.record is not None
         record = continuation.as_kept(forwarded.record, (await self._waker.kept(tenant, workspace)).reference)

@@ -7,7 +7,7 @@ compare-and-set, idempotent by its id (`events.request_event_id`): who loses rea
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 from tether import events, frames, subjects
 from tether.control import StartCommand
@@ -17,6 +17,7 @@ from tether.events import ConversationEvent, Event
 from tether.frames import Frame, Position
 from tether.ids import ExecutionTarget
 from tether.ports import Bus, StoredMessage
+from tether.prompt import ResumeChoice
 from tether.subjects import EventAddress
 from tether_agent.core.commands import LogSeen
 
@@ -66,10 +67,15 @@ def _failure(error: Any) -> Problem | None:
     return problem(Code(error["code"]), str(error.get("detail", "")))
 
 
+def _choices(failure: Problem) -> dict[str, list[str]]:
+    """What is kept cannot be restored: with what the same may be sent again."""
+    return {"choices": list(get_args(ResumeChoice))} if failure.code is Code.RESUME_FAILED else {}
+
+
 async def store_never_started(bus: Bus, command: StartCommand, failure: Problem, *, now_ms: int) -> LogSeen:
     """Put the end where the claim would be; returns what is there then. Raises BusError."""
     address = _address(command)
-    error = {"code": failure.code.value, "detail": failure.detail}
+    error = {"code": failure.code.value, "detail": failure.detail, **_choices(failure)}
     proof = {"method": "never_spawned", "at": now_ms}
     bodies = (
         (events.RESPONSE_ENDED, {"outcome": "never_started", "error": error}),
@@ -101,6 +107,7 @@ async def tell_failure(bus: Bus, command: StartCommand, failure: Problem, *, now
             "code": failure.code.value,
             "detail": failure.detail,
             "retryable": failure.retryable,
+            **_choices(failure),
         },
     )
     return await append_once(bus, _address(command), event)

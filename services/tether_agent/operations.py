@@ -24,11 +24,11 @@ from tether.failpoints import failpoint
 from tether.ids import ExecutionTarget
 from tether.limits import CHECKPOINT_MANIFEST_BYTES_MAX
 from tether.ports import Bus
-from tether.sandbox import CAN_DRAIN, DrainOrder, DrainReport, SandboxRecord
+from tether.sandbox import CAN_DRAIN, DrainOrder, DrainReport, SandboxRecord, no_sandbox
 from tether_agent import log
 from tether_agent.config import AgentSettings
 from tether_agent.core import draining, idle
-from tether_agent.core.sandbox import DeleteOrdered, DrainOrdered, Purpose, joins
+from tether_agent.core.sandbox import DeleteOrdered, DrainOrdered, Purpose, joins, told_of
 from tether_agent.lifecycle import Lifecycle, work_waits
 from tether_agent.providers import NotReadyError, Provider, ProvisionError
 from tether_agent.providers.lost import open_executions
@@ -80,7 +80,10 @@ class Operations:
 
     async def drain(self, data: bytes) -> Answer:
         request = parse(DrainRequest, data)
-        record, _ = await self._found(request.tenant, request.workspace)
+        known = await self._known(request)
+        if isinstance(known, dict):
+            return known
+        record, _ = known
         joined = joins(record, request.drain_id)
         if not joined and record.state == "active":
             await self._check_can_drain(record)
@@ -90,7 +93,10 @@ class Operations:
     async def suspend(self, data: bytes) -> Answer:
         request = parse(SuspendRequest, data)
         for _ in range(_ROUNDS_MAX):
-            record, revision = await self._found(request.tenant, request.workspace)
+            known = await self._known(request)
+            if isinstance(known, dict):
+                return known
+            record, revision = known
             if not joins(record, request.drain_id) and record.state == "active":
                 await self._check_can_drain(record)
                 if not request.force:
@@ -105,7 +111,10 @@ class Operations:
     async def delete(self, data: bytes) -> Answer:
         request = parse(DeleteRequest, data)
         for _ in range(_ROUNDS_MAX):
-            record, revision = await self._found(request.tenant, request.workspace)
+            known = await self._known(request)
+            if isinstance(known, dict):
+                return known
+            record, revision = known
             running = record.drain if record.state in ("draining", "deleting") else None
             if (
                 running is not None
@@ -123,18 +132,14 @@ class Operations:
     async def status(self, data: bytes) -> Answer:
         request = parse(DrainStatusRequest, data)
         record, _ = await self._sandboxes.read(request.tenant, request.workspace)
-        report = None if record is None else record.drained
-        if record is not None and report is not None and request.drain_id in (None, report.drain):
-            return _answer(report, record.state, joined=False)
-        kept = await self._waker.kept(request.tenant, request.workspace)
-        reference = kept.reference
-        if reference is not None and request.drain_id == reference.drain:
-            # The record went on since then, or is deleted: what that drain made is there still.
-            state = "deleted" if record is None else record.state
-            return _answer(_report_of(kept, reference), state, joined=False)
-        if record is None:
-            raise ProblemError(problem(Code.NOT_FOUND, "workspace: there is no sandbox of it"))
-        raise ProblemError(problem(Code.NOT_FOUND, "drain_id: the sandbox knows of no such operation"))
+        report = None
+        if record is not None:
+            report = record.drained if request.drain_id is None else told_of(record, request.drain_id)
+        if record is None or report is None:
+            report = report or await self._made_by(request.tenant, request.workspace, request.drain_id)
+        if report is not None:
+            return _answer(report, "deleted" if record is None else record.state, joined=False)
+        raise ProblemError(no_sandbox() if record is None else _no_operation())
 
     async def resume(self, data: bytes) -> Answer:
         request = parse(ResumeRequest, data)
@@ -241,6 +246,7 @@ class Operations:
             state="running",
             phase="releasing",
             purpose="delete",
+            reason=request.reason or None,
             checkpoint=reference,
             checkpoint_revision=kept.revision,
             unsaved=unsaved,
@@ -272,7 +278,29 @@ class Operations:
         """Raises ProblemError, NotReadyError, BusError."""
         record, revision = await self._sandboxes.read(tenant, workspace)
         if record is None:
-            raise ProblemError(problem(Code.NOT_FOUND, "workspace: there is no sandbox of it"))
+            raise ProblemError(no_sandbox())
+        return record, revision
+
+    async def _made_by(self, tenant: str, workspace: str, drain: str | None) -> DrainReport | None:
+        """The record went on since that drain, or is deleted: what it made is told of still. Raises BusError."""
+        kept = None if drain is None else await self._waker.kept_by(tenant, workspace, drain)
+        return None if kept is None or kept.reference is None else _report_of(kept, kept.reference)
+
+    async def _known(self, request: DrainRequest) -> tuple[SandboxRecord, int] | Answer:
+        """The record and its revision; or the answer, where this id began an operation that is over, and others came
+        after it, or the sandbox is deleted: it does not begin again, and joins none of theirs. Raises ProblemError,
+        NotReadyError, BusError."""
+        record, revision = await self._sandboxes.read(request.tenant, request.workspace)
+        last = None if record is None else record.drained
+        if record is not None and last is not None and last.drain == request.drain_id:
+            return record, revision
+        report = None if record is None else told_of(record, request.drain_id)
+        if report is None:
+            report = await self._made_by(request.tenant, request.workspace, request.drain_id)
+        if report is not None:
+            return _answer(report, "deleted" if record is None else record.state, joined=True)
+        if record is None:
+            raise ProblemError(no_sandbox())
         return record, revision
 
     async def _check_can_drain(self, record: SandboxRecord) -> None:
@@ -321,6 +349,11 @@ def _is_deleting(record: SandboxRecord) -> bool:
 def _answer(report: DrainReport, state: str, *, joined: bool) -> Answer:
     shown = report.model_dump(mode="json", exclude_none=True)
     return {"report": shown, "purpose": report.purpose or "drain", "state": state, "joined": joined}
+
+
+def _no_operation() -> Problem:
+    remedy = "the last one, and of those before it the last eight that made a checkpoint or failed, are known"
+    return problem(Code.NOT_FOUND, f"drain_id: the sandbox knows of no such operation; {remedy}")
 
 
 def _report_of(kept: Kept, reference: CheckpointReference) -> DrainReport:

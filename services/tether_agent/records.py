@@ -117,6 +117,13 @@ class References:
         entry = await self._bucket.get(subjects.checkpoint_key(tenant, workspace))
         return (None, 0) if entry is None else (self._bucket.parse(entry, CheckpointReference), entry.revision)
 
+    async def of_drain(self, tenant: str, workspace: str, drain: str) -> tuple[CheckpointReference, int] | None:
+        """The one that this drain made, of those that the bucket still has, with its revision. Raises BusError."""
+        for entry in reversed(await self._bucket.history(subjects.checkpoint_key(tenant, workspace))):
+            if entry.value.get("drain") == drain:
+                return self._bucket.parse(entry, CheckpointReference), entry.revision
+        return None
+
 
 class OwnerRecords:
     """`tether_owners`, read only, from the leader."""

@@ -1,5 +1,6 @@
 """What the agent service answers on `tether.agent.{verb}`; shown by `nats micro ls`.
 
+    agents     {}                            → {agents: [kind]}   those of its agents file
     sandboxes  {tenant?}                     → {sandboxes: [{tenant, workspace, sandbox, boot, alive, facts}]}
     workspace  {tenant, workspace, path}     → {path}      a directory of the user's for a workspace (provider local)
     stop       {tenant, workspace} | {all}   → {stopped: [{tenant, workspace, killed}]}
@@ -74,6 +75,10 @@ class SandboxesRequest(_Request):
     tenant: Token | None = None
 
 
+class AgentsRequest(_Request):
+    pass
+
+
 class WorkspaceRequest(_Request):
     tenant: Token
     workspace: Token
@@ -131,15 +136,23 @@ RequestT = TypeVar("RequestT", bound=_Request)
 
 
 class Requests:
-    """The handlers; the provider is the one who knows. `more`: verbs that another answers. `stopped` is told
+    """The handlers; the provider is the one who knows. `more`: verbs that another answers. `kinds`: the agents that
+    there are. `stopped` is told
     which sandboxes were stopped."""
 
     def __init__(
-        self, provider: Provider, more: Mapping[str, Handling] | None = None, stopped: Ended | None = None
+        self,
+        provider: Provider,
+        more: Mapping[str, Handling] | None = None,
+        stopped: Ended | None = None,
+        kinds: Sequence[str] | None = None,
     ) -> None:
         self._provider = provider
         self._stopped = stopped
         self._more = dict(more or {})
+        if kinds is not None:
+            self._more["agents"] = self.agents
+        self._kinds = sorted(kinds or ())
 
     @contextlib.asynccontextmanager
     async def serving(self, bus: Bus) -> AsyncIterator[None]:
@@ -156,6 +169,10 @@ class Requests:
                 served = bus.serve(subjects.agent(verb), _answering(handler), queue=QUEUE, name=SERVICE)
                 await stack.enter_async_context(served)
             yield
+
+    async def agents(self, data: bytes) -> Answer:
+        parse(AgentsRequest, data)
+        return {"agents": self._kinds}
 
     async def sandboxes(self, data: bytes) -> Answer:
         request = parse(SandboxesRequest, data)

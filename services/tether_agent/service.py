@@ -18,7 +18,7 @@ from tether import topology
 from tether.bus import connect_service, wait_for_streams
 from tether.ports import Bus
 from tether.service import ready
-from tether_agent import agents, metrics
+from tether_agent import agents, authority, metrics
 from tether_agent.config import AgentSettings
 from tether_agent.drive import Driver
 from tether_agent.lifecycle import Lifecycle
@@ -36,6 +36,7 @@ async def serve(settings: AgentSettings, stop: asyncio.Event, *, command: Sequen
     environment = agents.environment(known, os.environ)
     for kind, names in environment.missing.items():
         _log.warning("agent_variables_missing", agent=kind, variables=names)
+    allowed = authority.of(settings)
     bus = await connect_service(settings, "tether-agent", stop)
     if bus is None:
         return
@@ -43,9 +44,10 @@ async def serve(settings: AgentSettings, stop: asyncio.Event, *, command: Sequen
         if not await wait_for_streams(bus, topology.names(topology.base()), stop):
             return
         provider = choose.provider(settings, known, environment, bus, command=command)
+        provider.admit_by(allowed)
         metrics.watch(provider.statuses)
         async with provider.running():
-            async with working(bus, provider, settings) as lifecycle:
+            async with working(bus, provider, settings, sorted(known.agents)) as lifecycle:
                 ready(settings, provider=provider.name, agents=sorted(known.agents))
                 await stop.wait()
             if settings.agent_stop_sandboxes:
@@ -53,12 +55,15 @@ async def serve(settings: AgentSettings, stop: asyncio.Event, *, command: Sequen
 
 
 @asynccontextmanager
-async def working(bus: Bus, provider: Provider, settings: AgentSettings) -> AsyncIterator[Lifecycle]:
-    """Commands are driven, requests answered, sandboxes carried on while the context is open. The provider runs."""
+async def working(
+    bus: Bus, provider: Provider, settings: AgentSettings, kinds: Sequence[str] | None = None
+) -> AsyncIterator[Lifecycle]:
+    """Commands are driven, requests answered, sandboxes carried on while the context is open. The provider runs.
+    `kinds`: the agents that there are, told to who asks."""
     lifecycle = Lifecycle(bus, provider, settings)
     operations = Operations(bus, provider, lifecycle, settings)
     driver = Driver(bus, provider, commands_max=settings.agent_commands_max)
-    requests = Requests(provider, operations.handlers, lifecycle.stopped)
+    requests = Requests(provider, operations.handlers, lifecycle.stopped, kinds)
     async with requests.serving(bus), asyncio.TaskGroup() as group:
         tasks = [
             group.create_task(lifecycle.run(), name="lifecycle"),

@@ -61,14 +61,20 @@ class Waker:
         """Raises BusError."""
         return Kept(*await self._references.read(tenant, workspace))
 
-    async def wanted(self, tenant: str, workspace: str) -> Applied:
-        """A start needs the sandbox: it runs when this returns. Raises NotReadyError, ProvisionError, BusError."""
+    async def kept_by(self, tenant: str, workspace: str, drain: str) -> Kept | None:
+        """The reference that this drain made, also where a later one has taken its place. Raises BusError."""
+        found = await self._references.of_drain(tenant, workspace, drain)
+        return None if found is None else Kept(*found)
+
+    async def wanted(self, tenant: str, workspace: str, *, bare: bool = False) -> Applied:
+        """A start needs the sandbox: it runs when this returns. `bare`: without what is kept. Raises NotReadyError,
+        ProvisionError, BusError."""
         kept = await self.kept(tenant, workspace)
         name, at = self._provider.name, now_ms()
         event = Wanted(tenant, workspace, sandbox_id(tenant, workspace), name, at, kept.revision)
         applied = await self._counted(tenant, workspace, event, "prompt")
         assert applied.record is not None
-        return await self.bring(applied.record, kept)
+        return await self.bring(applied.record, kept, bare=bare)
 
     async def woken(self, tenant: str, workspace: str) -> Applied:
         """Somebody asks for it: the record says so. Raises NotReadyError, ProblemError, BusError."""
@@ -82,12 +88,12 @@ class Waker:
             _log.info("sandbox_woken", tenant=tenant, workspace=workspace, cause=cause)
         return applied
 
-    async def bring(self, record: SandboxRecord, kept: Kept) -> Applied:
+    async def bring(self, record: SandboxRecord, kept: Kept, *, bare: bool = False) -> Applied:
         """From `provisioning`, `resuming` or `active` to `active` with compute. Raises NotReadyError, ProvisionError,
         BusError."""
         tenant, workspace = record.tenant, record.workspace
         with tracing.scope("ensure sandbox"):
-            compute = await self._provider.ensure(tenant, workspace, _restore(record, kept.reference))
+            compute = await self._provider.ensure(tenant, workspace, None if bare else _restore(record, kept.reference))
         failpoint("agent.resume.ensured")
         if record.state == "resuming":
             await self._go_on(record)

@@ -18,7 +18,7 @@ GC_AFTER: Final = (10_000, 20, 20)
 
 
 def main() -> int:
-    settings = load_or_exit(BackendSettings)
+    settings = load_or_exit(BackendSettings, BackendSettings.quotas)
     gc.freeze()
     gc.set_threshold(*GC_AFTER)
     try:

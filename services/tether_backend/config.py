@@ -14,6 +14,7 @@ from typing import Annotated, Final, Self
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
 from tether.ids import Token
+from tether.quotas import Limits, Quotas, load_quotas
 from tether.refusals import remedy_of
 from tether.settings import ConfigurationError, ServiceSettings
 
@@ -41,6 +42,28 @@ class BackendSettings(ServiceSettings):
     http_origins: str = Field(default="", description="browsers' origins that may ask, separated by commas")
     http_tokens_file: Path | None = Field(default=None, description="tokens and their tenants, JSON, mode 0600")
     webhooks_file: Path | None = Field(default=None, description="where notifications go, JSON, mode 0600")
+    quotas_file: Path | None = Field(default=None, description="tenants' quotas, TOML or JSON; wins over …_QUOTA_…")
+    backend_quota_prompts_per_minute: int = Field(
+        default=0, ge=0, description="that a tenant may send, all at once or spread; 0: no limit"
+    )
+    backend_quota_workspace_prompts_per_minute: int = Field(
+        default=0, ge=0, description="likewise of each workspace; 0: no limit"
+    )
+    backend_quota_waiting_prompts: int = Field(
+        default=10_000, ge=0, description="of a tenant that wait to be admitted; 0: no limit"
+    )
+    backend_quota_workspace_waiting_prompts: int = Field(
+        default=0, ge=0, description="likewise of each workspace; 0: no limit"
+    )
+    backend_quota_stored_bytes: int = Field(
+        default=0, ge=0, description="of a tenant's log and blobs; beyond, prompts are refused; 0: no limit"
+    )
+    backend_quota_readers: int = Field(
+        default=4096, ge=0, description="event streams of a tenant, of each backend; 0: no limit"
+    )
+    backend_quota_readers_total: int = Field(
+        default=16_384, ge=0, description="event streams of all tenants, of each backend; 0: no limit"
+    )
     database_url: str = Field(
         default="sqlite+aiosqlite:///tether-backend.sqlite3",
         repr=False,
@@ -54,6 +77,18 @@ class BackendSettings(ServiceSettings):
                 f"TETHER_HTTP_HOST={self.http_host} is not loopback: set TETHER_HTTP_TOKENS_FILE, or bind to 127.0.0.1"
             )
         return self
+
+    def quotas(self) -> Quotas:
+        """Raises ConfigurationError."""
+        defaults = Limits(
+            prompts_per_minute=self.backend_quota_prompts_per_minute,
+            waiting_prompts=self.backend_quota_waiting_prompts,
+            stored_bytes=self.backend_quota_stored_bytes,
+            readers=self.backend_quota_readers,
+            workspace_prompts_per_minute=self.backend_quota_workspace_prompts_per_minute,
+            workspace_waiting_prompts=self.backend_quota_workspace_waiting_prompts,
+        )
+        return load_quotas(self.quotas_file, defaults, self.tenant_names)
 
     @property
     def host_names(self) -> frozenset[str]:

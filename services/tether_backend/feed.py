@@ -24,6 +24,7 @@ from typing import Final
 import structlog
 
 from tether import limits, subjects
+from tether.bindings import Bindings
 from tether.errors import BusError, InvalidError, SlowReaderError
 from tether.ports import Bus, LiveMessage, StoredMessage
 from tether_backend.core.stream import SSE, LogMessage, Wire, decode
@@ -144,6 +145,7 @@ class Feed:
         self._bus = bus
         self._metrics = metrics
         self._filter = f"tether.event.{tenant}.>"
+        self.bindings = Bindings(bus, tenant)
         self._mailboxes: dict[str, set[Mailbox]] = {}
         self._created = ""
         self._known = False
@@ -219,13 +221,20 @@ class Feed:
             await self._fill(message.sequence - 1)
         if message.sequence == self.position + 1:
             subject = "tether.event." + message.subject.removeprefix("tether.live.")
-            self._hand_out(subject, message.sequence, message.stored_at_ns, message.data)
+            await self._hand_out(subject, message.sequence, message.stored_at_ns, message.data)
 
-    def _hand_out(self, subject: str, sequence: int, stored_at_ns: int, data: bytes) -> None:
-        self.position, self.stored_at_ns = sequence, stored_at_ns
+    async def _hand_out(self, subject: str, sequence: int, stored_at_ns: int, data: bytes) -> None:
         tokens = subject.split(".")
-        boxes = self._mailboxes.get(tokens[4]) if len(tokens) == 6 else None
+        conversation = tokens[4] if len(tokens) == 6 else ""
+        if conversation in self._mailboxes and self.bindings.known_workspace(conversation) is None:
+            await self.bindings.workspace(conversation)  # once, where somebody listens
+        # No await from here on: see the module.
+        self.position, self.stored_at_ns = sequence, stored_at_ns
+        boxes = self._mailboxes.get(conversation)
         if not boxes:
+            return
+        if self.bindings.known_workspace(conversation) != tokens[3]:
+            self._metrics.feed_refused.inc()  # another workspace's sandbox, or nobody's conversation
             return
         try:
             message = decode(subject, sequence, stored_at_ns, data)
@@ -257,6 +266,7 @@ class Feed:
             await self._fill(state.last_sequence)
 
     def _reset(self, created: str, position: int, stored_at_ns: int) -> None:
+        self.bindings.forget()
         _log.warning("feed_reset", tenant=self.tenant, position=self.position, now=position)
         self._metrics.feed_resets.inc()
         self._created, self.position, self.stored_at_ns = created, position, stored_at_ns
@@ -272,7 +282,7 @@ class Feed:
             batch = await self._bus.read(self.stream, self.position, self._filter)
             for message in batch:
                 self._metrics.feed_filled.inc()
-                self._hand_out(message.subject, message.sequence, message.stored_at_ns, message.data)
+                await self._hand_out(message.subject, message.sequence, message.stored_at_ns, message.data)
             if batch:
                 continue
             following = await self._bus.next_after(self.stream, self.position, self._filter)

@@ -16,6 +16,19 @@ class Metrics:
         self.request_s = Histogram(
             "tether_http_request_seconds", "Time to the answer's start", ["route"], registry=self.registry
         )
+        self.quota_used = Gauge(
+            "tether_quota_used",
+            "Use of a quota that is enforced here, as of the last look: prompts_per_minute, waiting_prompts, "
+            "stored_bytes, readers",
+            ["tenant", "limit"],
+            registry=self.registry,
+        )
+        self.quota_limit = Gauge(
+            "tether_quota_limit", "What that quota allows", ["tenant", "limit"], registry=self.registry
+        )
+        self.quota_refusals = Counter(
+            "tether_quota_refusals", "Answers QUOTA_EXCEEDED", ["tenant", "limit"], registry=self.registry
+        )
         self.readers = Gauge("tether_sse_readers", "Open event streams", registry=self.registry)
         self.cut = Counter("tether_sse_cut", "Readers that were cut for being slow", registry=self.registry)
         self.sse_bytes = Counter("tether_sse_bytes", "Bytes written to event streams", registry=self.registry)
@@ -25,11 +38,25 @@ class Metrics:
             "tether_feed_filled", "Messages read from the log because no live copy came", registry=self.registry
         )
         self.feed_resets = Counter("tether_feed_resets", "Times the log was found changed", registry=self.registry)
+        self.feed_refused = Counter(
+            "tether_feed_refused",
+            "Messages that were not handed out: their conversation lives in another workspace, or nobody admitted it",
+            registry=self.registry,
+        )
         self.batches = Counter("tether_projection_batches", "Committed batches", registry=self.registry)
         self.projected = Counter("tether_projection_messages", "Projected messages", registry=self.registry)
         self.holes = Counter("tether_projection_holes", "Holes filled from the log", registry=self.registry)
         self.lost = Counter("tether_projection_gaps", "Gaps recorded", registry=self.registry)
         self.unreadable = Counter("tether_projection_unreadable", "Undecodable messages", registry=self.registry)
+        self.refused = Counter(
+            "tether_projection_refused",
+            "Messages of the log that were not believed, by reason (see quarantine)",
+            ["reason"],
+            registry=self.registry,
+        )
+        self.untold = Counter(
+            "tether_quarantine_failed", "Refused messages that quarantine could not take", registry=self.registry
+        )
         self.binds = Counter(
             "tether_projection_binds",
             "Times a projection began: fast (what was applied is proven), else why it began anew: first, "

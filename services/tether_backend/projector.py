@@ -7,7 +7,8 @@
        marked to be looked at (`core.recovery` attaches to each of them)  →  the consumer is made anew, from the log's
        beginning  →  the bucket is told. Rows stay: what they contain is trimmed by identity, and what the log no
        longer has is not thrown away
-    4  per batch:  commit rows and number  →  the number and the place to the bucket by compare-and-set  →  ack
+    4  per batch:  what is not to be believed is marked  →  commit rows and number  →  what was refused to quarantine
+       (`tether.quarantine`)  →  the number and the place to the bucket by compare-and-set  →  ack
 
 A crash after any step is repaired by the next one: a batch that was committed and not numbered makes a database that
 is ahead by one; one that was not acked is delivered again and trimmed. A consumer that was deleted, or went with its
@@ -24,6 +25,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Final
 
@@ -38,6 +41,7 @@ from tether.failpoints import under
 from tether.kv import Bucket, Conflict, Entry
 from tether.limits import MIB
 from tether.ports import Bus, Job, StoredMessage
+from tether.quarantine import QuarantineWriter, Refused
 from tether_backend.core.binding import Doubt, Evidence, Noted, doubt_of
 from tether_backend.core.stream import LogMessage, decode
 from tether_backend.metrics import Metrics
@@ -67,7 +71,17 @@ class Superseded(Exception):  # noqa: N818 - an outcome
 class Projector:
     """See the module. `bound` while its database is proven and a consumer is followed, by this or another process."""
 
-    def __init__(self, bus: Bus, database: Database, tenant: str, metrics: Metrics, *, step: Step = _failpoint) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        database: Database,
+        tenant: str,
+        metrics: Metrics,
+        *,
+        step: Step = _failpoint,
+        shared: bool = False,
+    ) -> None:
+        """`shared`: other tenants have their projections and streams in this process."""
         self.tenant = tenant
         self.durable = subjects.projection_durable(database.id, SHARD)
         self.stream = subjects.events_stream(tenant)
@@ -77,6 +91,8 @@ class Projector:
         self._database = database
         self._metrics = metrics
         self._step = step
+        self._shared = shared
+        self._quarantine = QuarantineWriter(bus, tenant)
         self._key = subjects.projection_key(database.id, tenant, SHARD)
         self._bucket = Bucket(bus, subjects.PROJECTIONS)
         self._number = 0
@@ -151,6 +167,7 @@ class Projector:
     async def bind(self) -> None:
         """Steps 2 and 3: prove the database and the log, or begin anew; have the consumer."""
         self.writer.forget()
+        self._quarantine.forget()
         self._reached = None
         self._epoch = self._bus.epoch
         number = await self.writer.number()
@@ -226,10 +243,13 @@ class Projector:
                 break
             after = batch[-1].sequence
             messages = _decoded(batch, self._metrics)
+            stored = {one.sequence: one for one in batch}
             while messages:
                 taken = _fitting(messages)
+                await self.writer.screen.look(messages[:taken])
                 await self.writer.commit(self._number + 1, messages[:taken])
                 self._number += 1
+                await self._quarantined([(stored[one.sequence], one) for one in messages[:taken]])
                 self._placed(messages[:taken])
                 await self._tell()
                 messages = messages[taken:]
@@ -289,10 +309,13 @@ class Projector:
         loop = asyncio.get_running_loop()
         started_s = loop.time()
         self._hurry.clear()
-        await self.writer.commit(self._number + 1, [message for _, message in batch if message is not None])
+        messages = [message for _, message in batch if message is not None]
+        await self.writer.screen.look(messages)
+        await self.writer.commit(self._number + 1, messages)
         self._number += 1
-        self._placed([message for _, message in batch if message is not None])
+        self._placed(messages)
         self._step("committed")
+        await self._quarantined([(job.message, message) for job, message in batch if message is not None])
         self._reached = max(self._reached or 0, *(job.message.sequence for job, _ in batch))
         self._progress.set()
         self._progress = asyncio.Event()
@@ -306,6 +329,28 @@ class Projector:
         spent_s = loop.time() - started_s
         if not behind:
             await self._rest(min(_REST_MAX_S, max(_REST_MIN_S - spent_s, _REST_SHARE * spent_s)))
+        elif self._shared:
+            await asyncio.sleep(min(_REST_MAX_S, spent_s))  # a backlog of one tenant takes half of the time at most
+
+    async def _quarantined(self, batch: Sequence[tuple[StoredMessage, LogMessage]]) -> None:
+        """Tell what was refused, after the rows and before the acks: a crash in between tells it then. What cannot be
+        told now stops nobody: the log has the message, and the figures its reason."""
+        refused = [
+            Refused(message.address, stored, message.refusal, message.why)
+            for stored, message in batch
+            if message.refusal is not None
+        ]
+        if not refused:
+            return
+        for one in refused:
+            self._metrics.refused.labels(one.reason.value).inc()
+        counted = Counter(one.reason.value for one in refused)
+        _log.warning("projection_refused", tenant=self.tenant, sequence=refused[0].stored.sequence, reasons=counted)
+        try:
+            await self._quarantine.write(refused, time.time_ns() // 1_000_000)
+        except BusError as error:
+            self._metrics.untold.inc(len(refused))
+            _log.error("quarantine_failed", tenant=self.tenant, messages=len(refused), detail=error.detail[:300])
 
     async def _rest(self, duration_s: float) -> None:
         with contextlib.suppress(TimeoutError):

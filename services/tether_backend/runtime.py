@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from tether import subjects
+from tether.agent_kinds import KnownAgents
 from tether.asking import ask_collector
 from tether.control import ControlReply, ControlRequest
 from tether.control_lease import USER_VERBS, ControlLeases
@@ -21,6 +22,7 @@ from tether_backend.feed import Feed
 from tether_backend.http.edge import Admission
 from tether_backend.metrics import Metrics
 from tether_backend.projector import SHARD, Projector
+from tether_backend.quotas import EdgeQuotas
 from tether_backend.store.engine import Database
 from tether_backend.store.history import History
 from tether_backend.webhooks.service import Webhooks
@@ -42,6 +44,8 @@ class Deps:
     admission: Admission
     metrics: Metrics
     version: str
+    quotas: EdgeQuotas
+    agents: KnownAgents = field(default_factory=KnownAgents)
 
     @property
     def runtime(self) -> Runtime:

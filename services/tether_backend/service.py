@@ -26,6 +26,7 @@ from tether.ids import check_token
 from tether.kv import Bucket
 from tether.lease import Lease
 from tether.ports import Bus
+from tether.quotas import Quotas
 from tether.service import ready
 from tether_backend.config import BackendSettings, Tokens, load_tokens
 from tether_backend.feed import Feed
@@ -35,6 +36,7 @@ from tether_backend.http.edge import Admission
 from tether_backend.http.server import Server, listen, make_server, url_of
 from tether_backend.metrics import Metrics
 from tether_backend.projector import SHARD, Projector
+from tether_backend.quotas import EdgeQuotas
 from tether_backend.recovery import RecoveryWorker
 from tether_backend.runtime import Deps
 from tether_backend.store.engine import Database, open_database
@@ -54,6 +56,7 @@ async def run(settings: BackendSettings, stop: asyncio.Event) -> None:
         check_token(name, "TETHER_TENANTS")
     tokens = load_tokens(settings.http_tokens_file, settings.tenant_names)
     endpoints = load_endpoints(settings.webhooks_file, settings.tenant_names)
+    quotas = settings.quotas()
     bus = await connect_service(settings, "tether-backend", stop)
     if bus is None:
         return
@@ -65,16 +68,22 @@ async def run(settings: BackendSettings, stop: asyncio.Event) -> None:
             return
         database = await open_database(settings.database_url)
         try:
-            await serve(settings, assemble(settings, tokens, bus, database, endpoints), stop)
+            await serve(settings, assemble(settings, tokens, bus, database, endpoints, quotas), stop)
         finally:
             await database.close()
 
 
 def assemble(
-    settings: BackendSettings, tokens: Tokens, bus: Bus, database: Database, endpoints: Sequence[Endpoint] = ()
+    settings: BackendSettings,
+    tokens: Tokens,
+    bus: Bus,
+    database: Database,
+    endpoints: Sequence[Endpoint] = (),
+    quotas: Quotas | None = None,
 ) -> Deps:
     """The parts of one backend process."""
     metrics = Metrics()
+    readers_max = settings.backend_quota_readers_total
     process_metrics.serve_also(metrics.registry)
     names = settings.tenant_names
     return Deps(
@@ -82,7 +91,7 @@ def assemble(
         database=database,
         history=History(database),
         feeds={name: Feed(bus, name, metrics) for name in names},
-        projectors={name: Projector(bus, database, name, metrics) for name in names},
+        projectors={name: Projector(bus, database, name, metrics, shared=len(names) > 1) for name in names},
         leases=ControlLeases(bus, "backend"),
         webhooks={
             name: Webhooks(bus, name, [one for one in endpoints if one.tenant == name], metrics) for name in names
@@ -90,6 +99,7 @@ def assemble(
         admission=Admission(tokens, settings.host_names, settings.origins),
         metrics=metrics,
         version=importlib.metadata.version("tether"),
+        quotas=EdgeQuotas(bus, quotas or settings.quotas(), metrics, readers_max=readers_max, tenants=len(names)),
     )
 
 

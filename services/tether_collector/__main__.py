@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
+import resource
 import sys
 from typing import Final
 
@@ -29,6 +31,8 @@ GC_AFTER: Final = (10_000, 20, 20)
 
 def main() -> int:
     settings = load_or_exit(CollectorSettings)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core would hold keys
+    os.umask(0o077)
     gc.freeze()
     gc.set_threshold(*GC_AFTER)
     gc.enable()

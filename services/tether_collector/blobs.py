@@ -142,6 +142,10 @@ class BlobStore:
         while len(self._stored) > self.REMEMBERED_MAX:
             del self._stored[next(iter(self._stored))]
 
+    def forget(self) -> None:
+        """Something may have been erased: store again what is asked for again."""
+        self._stored.clear()
+
     async def _store(self, digest: str, part: str, data: bytes) -> None:
         subject = subjects.blob(self._tenant, self._workspace, "artifact", digest, part)
         pause_s = RETRY_MIN_S

@@ -4,7 +4,8 @@
             already is compared. The manifest comes last. Every file's parts are looked for once more when all are up:
             a store whose quota is too small gives up the first ones while the last ones come. What is larger than the
             quota is refused before: it would only drive out what others have there
-    down    parts in order of the stream, written at their place in a temporary file; digest; only then it counts
+    down    parts by their subjects, several at once, written at their place in a temporary file; digest; only then it
+            counts
 
 Identity is the content's digest, so what did not change since an earlier checkpoint is there already. Nothing holds a
 whole file in memory. A store that takes nothing for `patience_s` is a failure, as is one that refuses.
@@ -74,7 +75,8 @@ def data_content(digest: str, data: bytes, name: str) -> Content:
 
 
 class CheckpointBlobs:
-    """Of one workspace. `step` is called after each part that was stored."""
+    """Of one workspace. `bytes_max`: the store's quota, -1 for none, where that was told; None: the store is asked.
+    `step` is called after each part that was stored."""
 
     def __init__(
         self,
@@ -84,6 +86,7 @@ class CheckpointBlobs:
         *,
         patience_s: float,
         disk: DiskThread,
+        bytes_max: int | None = None,
         step: Callable[[str], None] = lambda _name: None,
     ) -> None:
         self._bus = bus
@@ -91,6 +94,7 @@ class CheckpointBlobs:
         self._stream = subjects.blobs_stream(tenant)
         self._patience_s = patience_s
         self._disk = disk
+        self._bytes_max = bytes_max
         self._step = step
         self.sent_bytes = 0
 
@@ -107,13 +111,16 @@ class CheckpointBlobs:
 
     async def _check_quota(self, size_bytes: int) -> None:
         """Raises BlobStoreError where that can never fit, whatever is there."""
-        try:
-            state = await self._bus.state(self._stream)
-        except BusError:
-            return  # the parts find out what is wrong with the store
-        if state is not None and 0 <= state.bytes_max < size_bytes:
+        limit_bytes = self._bytes_max
+        if limit_bytes is None:
+            try:
+                state = await self._bus.state(self._stream)
+            except BusError:
+                return  # the parts find out what is wrong with the store
+            limit_bytes = -1 if state is None else state.bytes_max
+        if 0 <= limit_bytes < size_bytes:
             raise BlobStoreError(
-                f"its {size_bytes} bytes are more than the blob store's quota of {state.bytes_max} "
+                f"its {size_bytes} bytes are more than the blob store's quota of {limit_bytes} "
                 "(TETHER_EVENTS_MAX_BYTES)"
             )
 
@@ -184,10 +191,7 @@ class CheckpointBlobs:
 
         async def attempt() -> None:
             nonlocal found
-            try:
-                await self._bus.publish(subject, b"", expect_last=_NEVER)
-            except WrongLastSequenceError as error:
-                found = error.actual != 0
+            found = await self._is_there(subject)
 
         await self._patiently(attempt, f"part {part} of {digest}")
         return found
@@ -213,26 +217,48 @@ class CheckpointBlobs:
 
     async def get(self, digest: str, size_bytes: int, to: Path) -> None:
         """The content as a new file, verified and fsynced. Raises MissingBlobError, BlobStoreError, OSError."""
-        prefix = self._subject(digest, MANIFEST).removesuffix(MANIFEST)
         descriptor = await self._disk.run(
             partial(os.open, to, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         )
         try:
-            await self._parts(descriptor, prefix, digest, size_bytes)
+            await self._parts(descriptor, digest, size_bytes)
             if await self._disk.run(partial(_digest_of, descriptor)) != (size_bytes, digest):
                 raise MissingBlobError(f"blob {digest} is damaged")
             await self._disk.run(partial(os.fsync, descriptor))
         finally:
             os.close(descriptor)
 
-    async def _parts(self, descriptor: int, prefix: str, digest: str, size_bytes: int) -> None:
+    async def _parts(self, descriptor: int, digest: str, size_bytes: int) -> None:
+        """Each by its own subject: a sandbox may read no other way."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                room = asyncio.Semaphore(AT_ONCE)
+                for number in range(chunk_count(size_bytes)):
+                    await room.acquire()
+                    part = self._part(descriptor, digest, number, size_bytes, room)
+                    group.create_task(part, name=f"blob:{digest}:{number}")
+        except ExceptionGroup as group_error:
+            known = group_error.exceptions[0]
+            raise known if isinstance(known, BlobStoreError | OSError) else group_error from None
+
+    async def _part(self, descriptor: int, digest: str, number: int, size_bytes: int, room: asyncio.Semaphore) -> None:
+        try:
+            data = await self._read(digest, number)
+            if number * BLOB_CHUNK_BYTES + len(data) > size_bytes:
+                raise MissingBlobError(f"blob {digest} is longer than {size_bytes} bytes")
+            await self._disk.run(partial(_write_at, descriptor, data, number * BLOB_CHUNK_BYTES))
+        finally:
+            room.release()
+
+    async def _read(self, digest: str, number: int) -> bytes:
+        """Raises MissingBlobError where the leader does not have it, BlobStoreError."""
+        subject = self._subject(digest, str(number))
         loop = asyncio.get_running_loop()
         until_s = loop.time() + self._patience_s
-        after, missing = 0, set(range(chunk_count(size_bytes)))
-        while missing:
+        while True:
             try:
-                batch = await self._bus.read(self._stream, after, prefix + "*")
-                more = bool(batch) or await self._bus.next_after(self._stream, after, prefix + "*") is not None
+                message = await self._bus.last(self._stream, subject, leader=False)
+                lags = message is None and await self._is_there(subject)
             except PermissionDeniedError as error:
                 raise BlobStoreError(f"the blob store refuses blob {digest}: {error.detail}") from error
             except BusError as error:
@@ -240,21 +266,19 @@ class CheckpointBlobs:
                     raise BlobStoreError(f"blob {digest} cannot be read: {error.detail}") from error
                 await asyncio.sleep(RETRY_MIN_S)
                 continue
-            for message in batch:
-                after = message.sequence
-                part = message.subject.removeprefix(prefix)
-                if part.isascii() and part.isdecimal() and int(part) in missing:
-                    number = int(part)
-                    if number * BLOB_CHUNK_BYTES + len(message.data) > size_bytes:
-                        raise MissingBlobError(f"blob {digest} is longer than {size_bytes} bytes")
-                    await self._disk.run(partial(_write_at, descriptor, message.data, number * BLOB_CHUNK_BYTES))
-                    missing.discard(number)
-            if batch:
-                until_s = loop.time() + self._patience_s
-            elif not more or loop.time() > until_s:
-                raise MissingBlobError(f"blob {digest} is not whole: {len(missing)} of its parts are missing")
-            else:
-                await asyncio.sleep(LAG_WAIT_S)
+            if message is not None:
+                return message.data
+            if not lags or loop.time() > until_s:
+                raise MissingBlobError(f"blob {digest} is not whole: its part {number} is missing")
+            await asyncio.sleep(LAG_WAIT_S)
+
+    async def _is_there(self, subject: str) -> bool:
+        """As the leader sees it. Raises BusError."""
+        try:
+            await self._bus.publish(subject, b"", expect_last=_NEVER)
+        except WrongLastSequenceError as error:
+            return error.actual != 0
+        raise UndecidedError("the server did not say whether it is there", subject=subject)
 
     def _subject(self, digest: str, part: str) -> str:
         return subjects.blob(self._tenant, self._workspace, KIND, digest, part)

@@ -3,6 +3,9 @@
 Everything here may block; it is run on a thread of its own (`DiskThread`). Nothing is followed: links are read as
 links, files are opened without following, and what is neither file, link nor folder is left out by name. A file that
 changes while it is read is read again, and the checkpoint fails by its name if that does not end.
+
+A user may work beside it: what vanishes in between is no part of the checkpoint, and a folder that was begun is named
+as left out. Only a workspace that is away fails.
 """
 
 from __future__ import annotations
@@ -22,11 +25,13 @@ from tether.checkpoint import FOLDER, KEPT_MAX, LEFT_OUT_MAX, CheckpointFile, Dr
 from tether.limits import MIB
 from tether.service import write_whole
 from tether_collector.core.checkpoint_rules import JOURNAL, Kind, LeaveOut, Take, bad_path, judge, too_deep, too_much
+from tether_collector.inside import check_inside
 from tether_collector.journal import copy_journal
 
 READ_BYTES: Final = 1 * MIB
 READS_MAX: Final = 3  # of a file that changes meanwhile
 EMPTY_DIGEST: Final = hashlib.sha256(b"").hexdigest()
+VANISHED: Final = "vanished"  # why a folder is left out that was begun
 _WORK: Final = ".work-"
 
 
@@ -100,19 +105,26 @@ def collect(workspace: Path, checkpoint: str, include: Include, ended: tuple[Dra
     copy_journal(workspace / JOURNAL, copy, ended, at)
     os.chmod(copy, 0o600)  # noqa: PTH101
     found.sources[JOURNAL] = copy
-    size, digest = _digest(copy)
+    size, digest = _digest(copy, workspace)
     found.add(CheckpointFile(path=JOURNAL, bytes=size, digest=digest, kind="state"))
     _walk(workspace, "", include, found)
     found.files.sort(key=lambda file: file.path)
     return found
 
 
-def _walk(workspace: Path, folder: str, include: Include, found: Found) -> bool:
-    """Everything below; whether there was something of the checkpoint in it."""
+def _walk(workspace: Path, folder: str, include: Include, found: Found) -> bool | None:
+    """Everything below; whether there was something of the checkpoint in it, None where it is gone."""
     some = False
-    for entry in _entries(workspace / folder):
+    try:
+        entries = _entries(workspace / folder, workspace)
+    except (FileNotFoundError, NotADirectoryError):
+        if not folder:
+            raise
+        found.leave_out(_printable(folder), VANISHED)
+        return None
+    for entry in entries:
         path = f"{folder}/{entry.name}" if folder else entry.name
-        is_folder = entry.is_dir(follow_symlinks=False)
+        is_folder = stat.S_ISDIR(entry.facts.st_mode)
         verdict = judge(path, include, folder=is_folder)
         if isinstance(verdict, LeaveOut):
             if verdict.said:
@@ -121,38 +133,57 @@ def _walk(workspace: Path, folder: str, include: Include, found: Found) -> bool:
         if (why := bad_path(path) or too_deep(path)) is not None:
             raise UnfitFileError(f"{_printable(path)} cannot be kept: {why}")
         if is_folder:
-            if not _walk(workspace, path, include, found) and verdict.kind != "state":
+            below = _walk(workspace, path, include, found)
+            if below is False and verdict.kind != "state":
                 found.empty_folders.append(path)
-            some = True
+            some = some or below is not None
         else:
             some = _take(workspace, path, entry, verdict, found) or some
     return some
 
 
-def _entries(folder: Path) -> list[os.DirEntry[str]]:
-    """No descriptor is held while what lies in the folder is walked."""
-    with os.scandir(folder) as entries:
-        return sorted(entries, key=lambda entry: entry.name)
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """What lies in a folder, itself and not what it leads to."""
+
+    name: str
+    facts: os.stat_result
 
 
-def _take(workspace: Path, path: str, entry: os.DirEntry[str], verdict: Take, found: Found) -> bool:
+def _entries(folder: Path, workspace: Path) -> list[_Entry]:
+    """By name. No descriptor is held while what lies in the folder is walked, and a link that took its place is not
+    followed. Raises FileNotFoundError, NotADirectoryError where it is gone, OSError."""
+    found = []
+    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        check_inside(descriptor, workspace, folder)
+        with os.scandir(descriptor) as entries:
+            for entry in entries:
+                with contextlib.suppress(FileNotFoundError):
+                    found.append(_Entry(entry.name, entry.stat(follow_symlinks=False)))
+    finally:
+        os.close(descriptor)
+    return sorted(found, key=lambda entry: entry.name)
+
+
+def _take(workspace: Path, path: str, entry: _Entry, verdict: Take, found: Found) -> bool:
     if path == JOURNAL:
         return True
+    facts = entry.facts
     try:
-        facts = entry.stat(follow_symlinks=False)
         if stat.S_ISLNK(facts.st_mode):
-            found.add(_link(path, os.readlink(entry.path), verdict.kind))  # noqa: PTH115
+            found.add(_link(path, os.readlink(workspace / path), verdict.kind))  # noqa: PTH115
         elif stat.S_ISREG(facts.st_mode):
             found.check_room(path, facts.st_size)
             source = workspace / path
             if verdict.kind == "state":
                 source = found.sources[path] = _hold(source, found.work / f"state-{len(found.files)}")
-            size, digest = _digest(source)
+            size, digest = _digest(source, workspace)
             mode = stat.S_IMODE(facts.st_mode) & 0o777
             found.add(CheckpointFile(path=path, bytes=size, digest=digest, mode=mode, kind=verdict.kind))
         else:
             found.leave_out(path, "special_file")
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False  # it was deleted meanwhile: it is no file of the checkpoint
     return True
 
@@ -175,10 +206,10 @@ def _link(path: str, target: str, kind: Kind) -> CheckpointFile:
     return CheckpointFile(path=path, bytes=0, digest=EMPTY_DIGEST, mode=0o777, kind=kind, link=target)
 
 
-def _digest(path: Path) -> tuple[int, str]:
+def _digest(path: Path, workspace: Path) -> tuple[int, str]:
     """Size and sha-256 of what the file held at one time. Raises UnfitFileError, OSError."""
     for _ in range(READS_MAX):
-        with open_file(path) as descriptor:
+        with open_file(path, workspace) as descriptor:
             before = os.fstat(descriptor)
             digest, size = hashlib.sha256(), 0
             while size <= before.st_size and (data := os.read(descriptor, READ_BYTES)):
@@ -191,12 +222,14 @@ def _digest(path: Path) -> tuple[int, str]:
 
 
 @contextlib.contextmanager
-def open_file(path: Path) -> Iterator[int]:
-    """For reading, a regular file and no link. Raises OSError naming it."""
+def open_file(path: Path, root: Path | None = None) -> Iterator[int]:
+    """For reading, a regular file and no link; below `root`, by whichever links. Raises OSError naming it."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        if root is not None:
+            check_inside(descriptor, root, path)
         yield descriptor
     finally:
         os.close(descriptor)

@@ -78,7 +78,7 @@ class Checkpoints:
         """Steps 1 to 3. `generations`: conversation → its last execution's. Raises CheckpointError."""
         try:
             made = await self._make(state, generations)
-        except CheckpointError:
+        except Exception:
             await self._tidy(state)
             raise
         await self._tidy(state)
@@ -161,6 +161,7 @@ class Checkpoints:
             settings.workspace,
             patience_s=settings.collector_checkpoint_wait_s,
             disk=self._disk,
+            bytes_max=settings.collector_blobs_bytes_max,
             step=self._around.step,
         )
         contents: list[Content] = [
@@ -221,7 +222,10 @@ class Checkpoints:
             await asyncio.sleep(pause_s * random.uniform(0.8, 1.2))
             pause_s = min(pause_s * 2, RETRY_MAX_S)
         self._around.step("reference_written")
-        await self._disk.run(partial(files.prune, self._around.settings.workspace_dir, reference.checkpoint))
+        try:
+            await self._disk.run(partial(files.prune, self._around.settings.workspace_dir, reference.checkpoint))
+        except OSError as error:  # the reference is written, and an old manifest harms nobody
+            _log.warning("manifests_not_pruned", error=str(error))
         return revision
 
     async def _write(self, reference: CheckpointReference) -> int:

@@ -11,16 +11,18 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BeforeValidator, Field, StringConstraints, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, field_validator, model_validator
 
+from tether.agent_args import bad_entry
 from tether.checkpoint import Include, Store
 from tether.ids import TOKEN_PATTERN, Token, sandbox_id
 from tether.limits import DRAIN_GRACE_MAX_S, DRAIN_GRACE_S, KIB, MIB, SPOOL_BYTES_MAX, SPOOL_SEGMENT_BYTES
+from tether.private import open_to_others
+from tether.secret_patterns import parse
 from tether.settings import ServiceSettings
 
 AGENT_ENV_FILE_BYTES_MAX: Final = 256 * KIB
@@ -66,8 +68,36 @@ def _parse(value: object) -> object:
         raise ValueError("must be JSON") from None
 
 
+def _redact(value: object) -> object:
+    """Name to pattern or patterns, each of them checked; patterns are no secrets."""
+    found = _parse(value)
+    if not isinstance(found, dict):
+        raise ValueError('must be JSON: {"name": "pattern"}')
+    many = {name: [source] if isinstance(source, str) else source for name, source in found.items()}
+    for name, sources in many.items():
+        if not isinstance(sources, list | tuple) or not all(isinstance(source, str) for source in sources):
+            raise ValueError(f"{name} must be a pattern, or a list of patterns")
+        for source in sources:
+            parse(str(name), source)
+    return many
+
+
 AgentKind = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9:._-]{0,63}$")]
 Command = Annotated[tuple[Annotated[str, StringConstraints(min_length=1)], ...], Field(min_length=1)]
+
+
+class CliLimits(BaseModel):
+    """Limits of a CLI's processes; unset: the collector's own. `processes` counts all of the user."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    files: Annotated[int, Field(ge=64)] | None = None
+    processes: Annotated[int, Field(ge=16)] | None = None
+    file_bytes: Annotated[int, Field(ge=MIB)] | None = None
+    memory_bytes: Annotated[int, Field(ge=64 * MIB)] | None = None
+
+
+_CLI_USER: Final = "whom CLIs run as, where the collector is root: NAME, or UID:GID"
 
 
 class AgentEnvironmentError(Exception):
@@ -89,7 +119,9 @@ class CollectorSettings(ServiceSettings):
     )
     agent_env_file: Path | None = Field(default=None, description="kind to variables, JSON, mode 0600")
     agent_env_allow: str = Field(default="", description="further names that CLIs may see, separated by commas")
-    nats_inbox_prefix: str = Field(default="_INBOX", description="where this user may get answers")
+    nats_inbox_prefix: str | None = Field(
+        default=None, description="where this user may get answers; unset: as its credentials file says, else _INBOX"
+    )
     isolation: Literal["auto", "pid_namespace", "subreaper"] = Field(
         default="auto", description="what holds a CLI's processes together; auto: a namespace where it is allowed"
     )
@@ -107,10 +139,33 @@ class CollectorSettings(ServiceSettings):
     collector_checkpoint_wait_s: float = Field(
         default=30.0, gt=0, le=600, description="a blob store that takes nothing for so long has failed"
     )
+    collector_blobs_bytes_max: int | None = Field(
+        default=None, ge=-1, description="the blob store's quota, -1: none; unset: it is asked for it"
+    )
     collector_restore: Token | None = Field(
         default=None, description="checkpoint that this sandbox goes on from; an empty volume is filled from its blobs"
     )
     collector_restore_revision: int = Field(default=0, ge=0, description="of its reference; 0: the one that is there")
+    collector_agent_args_allow: Annotated[dict[AgentKind, tuple[str, ...]], BeforeValidator(_parse)] = Field(
+        default_factory=dict, description="arguments of prompts that this agent takes beyond the harmless ones, JSON"
+    )
+    collector_cli_user: str | None = Field(
+        default=None, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}(:[0-9]{1,10})?$", description=_CLI_USER
+    )
+    collector_cli_umask: str = Field(default="077", pattern=r"^[0-7]{3}$", description="of CLIs, octal")
+    collector_cli_new_privileges: bool = Field(default=False, description="setuid programs work within CLIs")
+    collector_cli_limits: Annotated[CliLimits, BeforeValidator(_parse)] = Field(
+        default_factory=lambda: CliLimits(),
+        description="of each process, JSON: files, processes, file_bytes, memory_bytes",
+    )
+    collector_redact: Annotated[dict[str, tuple[str, ...]], BeforeValidator(_redact)] = Field(
+        default_factory=dict, description="further patterns of secrets, JSON: name to a pattern, or to several"
+    )
+    collector_redact_builtin: bool = Field(default=True, description="redact well-known shapes of keys")
+    collector_quota_events_per_s: int = Field(
+        default=0, ge=0, description="of all executions here to the log; a CLI that is faster waits; 0: no limit"
+    )
+    collector_quota_event_bytes_per_s: int = Field(default=0, ge=0, description="likewise; 0: no limit")
     spool_bytes_max: int = Field(default=SPOOL_BYTES_MAX, ge=MIB, description="of one execution")
     spool_segment_bytes: int = Field(default=SPOOL_SEGMENT_BYTES, ge=16 * KIB, description="of one spool file")
 
@@ -120,6 +175,15 @@ class CollectorSettings(ServiceSettings):
         if not path.is_absolute():
             raise ValueError("must be an absolute path")
         return path
+
+    @field_validator("collector_agent_args_allow")
+    @classmethod
+    def _entries(cls, value: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+        for kind, entries in value.items():
+            for entry in entries:
+                if (why := bad_entry(entry)) is not None:
+                    raise ValueError(f"{kind}: {why}")
+        return value
 
     @model_validator(mode="after")
     def _derive(self) -> CollectorSettings:
@@ -155,7 +219,7 @@ def _read_file(path: Path) -> dict[str, dict[str, str]]:
         raise AgentEnvironmentError(f"{path} cannot be read: {error.strerror}") from None
     with os.fdopen(descriptor, "rb") as file:
         facts = os.fstat(file.fileno())
-        if stat.S_IMODE(facts.st_mode) & 0o077:
+        if open_to_others(facts):
             raise AgentEnvironmentError(f"{path} is open to others; chmod 600 it")
         data = file.read(AGENT_ENV_FILE_BYTES_MAX + 1)
     if len(data) > AGENT_ENV_FILE_BYTES_MAX:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import sqlite3
 from typing import Any, Final, TypeGuard
 
 import structlog
@@ -36,7 +37,7 @@ from tether_collector.execution_shell import ExecutionShell
 from tether_collector.executions import Executions
 from tether_collector.journal import Control
 from tether_collector.starting import Starter
-from tether_collector.stop_authority import check_takeover
+from tether_collector.stop_authority import check_deletion, check_takeover, forget_payload
 from tether_collector.surroundings import now_ms
 
 REPLY_WAIT_S: Final = CONTROL_REPLY_S - 1.0
@@ -108,6 +109,8 @@ class ControlServer:
                 return await self._snapshot(request)
             case "drain":
                 return await self._drainer.serve(request)
+            case "forget":
+                return await self._forget(request)
             case _:
                 return await self._control(request)
 
@@ -170,6 +173,25 @@ class ControlServer:
             result = {"blob": reference}
         return ControlReply(
             control=request.control, verb="snapshot", status="settled", target=snapshot.target, result=result
+        )
+
+    # --- deleting a conversation ---
+
+    async def _forget(self, request: ControlRequest) -> ControlReply:
+        """For a deletion that the owner record names. Idempotent: what is gone is found gone. Nothing is journaled."""
+        payload = forget_payload(request)
+        if self._executions.draining is not None:
+            # Its checkpoint may hold the conversation: it is made, and then deleted.
+            raise ProblemError(problem(Code.DRAINING, "the sandbox is draining", drain=self._executions.draining))
+        settings = self._around.settings
+        await check_deletion(self._around.bus, request, payload, settings.tenant, settings.workspace)
+        try:
+            done = await self._executions.forget_conversation(payload.conversation, payload.sessions)
+        except (OSError, sqlite3.Error) as error:
+            detail = f"the volume takes nothing: {error}"
+            raise ProblemError(problem(Code.RUNTIME_UNAVAILABLE, detail)) from None
+        return ControlReply(
+            control=request.control, verb="forget", status="settled", result=done.model_dump(mode="json")
         )
 
     # --- controls of one execution ---

@@ -85,6 +85,8 @@ class ExecutionShell:
         self._paused = False
         self._pumping = False
         self._still = asyncio.Event()  # paused, and no step is under way
+        self._ending = False  # all is told; the end is being written down
+        self._over = asyncio.Event()
         self._fenced: str | None = None
         self._span = tracing.Span()
         self._shown: object = None
@@ -99,7 +101,7 @@ class ExecutionShell:
         before = str(around.settings.facts.get("before", ""))
         self._process = AgentProcess(folder, start.nonce, self._kick.set, before)
         self._hands = Hands(self._process, self._wants, self._unnoted)
-        self._writer = LogWriter(around.bus, self._address, self)
+        self._writer = LogWriter(around.bus, self._address, self, around.pace)
         self._room = SpoolRoom(
             around.settings,
             lambda: around.bus.connected,
@@ -176,13 +178,16 @@ class ExecutionShell:
         return await self._controls.wait(control, enough, wait_s)
 
     async def settle(self) -> None:
-        """Stop reading, wait until everything offered is stored, and save the state at exactly that point."""
+        """Stop reading, wait until everything offered is stored, and save the state at exactly that point. What is at
+        its end is let come to it: that is written down there."""
         self._paused = True
         self._kick.set()
         if self._pumping:
             await self._still.wait()
-        if not self._pumping:
-            return  # it is over; the end saves itself
+        if self._ending:
+            await self._over.wait()
+        if self._ending or not self._pumping:
+            return
         await self._writer.settled()
         pipeline = self._pipeline
         if pipeline is not None and self._writer.idle and self._rebase is None and pipeline.hand_over():
@@ -205,6 +210,7 @@ class ExecutionShell:
             while await self._live():
                 await self._go_on_with_the_next_process()
         finally:
+            self._over.set()
             self._process.close()
             if self._pipeline is not None:
                 self._pipeline.close()
@@ -260,6 +266,7 @@ class ExecutionShell:
             self._rebuild(base)
             self._around.step("rebuilt")
             if base.terminal:
+                self._ending = True
                 self._replay_ended()
             elif await self._tell():
                 return True
@@ -290,6 +297,7 @@ class ExecutionShell:
             following = group.create_task(self._succession.run(), name=f"succession:{name}")
             await asyncio.wait((writing, following), return_when=asyncio.FIRST_COMPLETED)
             again = not writing.done()
+            self._ending = not again
             for task in (*tasks, writing, following):
                 task.cancel()
         return again
@@ -472,7 +480,8 @@ class ExecutionShell:
             await self._record("adapter", {"name": pipeline.machine.adapter.name, "version": version})
         else:
             try:
-                async with asyncio.timeout(None if self._around.bus.connected and not self._room.owes else LOOK_S):
+                quiet = self._around.bus.connected and not self._room.owes and not self._around.pace.limited
+                async with asyncio.timeout(None if quiet else LOOK_S):
                     await self._kick.wait()
             except TimeoutError:
                 await self._room.look(pipeline)

@@ -17,6 +17,7 @@ from typing import Final
 
 import structlog
 
+from tether.deletion import Forgotten
 from tether.events import GapReason
 from tether.ids import ExecutionTarget
 from tether.limits import RECOVERY_ENTRIES_MAX, TERMINAL_RETENTION_S
@@ -28,6 +29,7 @@ from tether_collector.core.discovery import candidates
 from tether_collector.core.retention import Ended, expired, to_forget
 from tether_collector.disk_thread import DiskThread
 from tether_collector.execution_shell import ExecutionShell
+from tether_collector.forgetting import delete_files
 from tether_collector.journal import Start
 from tether_collector.recovery_files import delete_final, delete_leftovers, final_bytes, own_files
 from tether_collector.surroundings import Surroundings, now_ms
@@ -193,6 +195,32 @@ class Executions:
         if gone or withdrawn or trimmed:
             self._ended = None
             self.around.changed()
+
+    async def forget_conversation(self, conversation: str, sessions: Sequence[str]) -> Forgotten:
+        """Delete everything that this volume has of the conversation (see `forgetting`). Raises OSError,
+        sqlite3.Error."""
+        journal = self.around.journal
+        known = journal.of_conversation(conversation)
+        told = [name for name in known.executions if name in self._living or name in self._restoring]
+        if known.unended or told:
+            waits = (*known.unended, *told)[0]
+            return Forgotten(clean=False, pending_on=f"execution {waits} is not told to its end")
+        self._going = {*known.executions}
+        try:
+            for name in known.executions:
+                await self.around.finals.forget(name)
+            names = tuple(dict.fromkeys((*sessions, *known.sessions)))
+            doomed = partial(delete_files, self.around.settings.workspace_dir, known.executions, names)
+            files = await self._disk.run(doomed)
+            self.around.step("conversation_files_deleted")
+            journal.forget_conversation(conversation)
+        finally:
+            self._going = set()
+        self.around.blobs.forget()
+        self._ended = None
+        self.around.changed()
+        _log.info("conversation_forgotten", conversation=conversation, executions=len(known.executions), files=files)
+        return Forgotten(clean=True, executions=len(known.executions), files=files)
 
     async def _forget(self, gone: Sequence[Ended]) -> None:
         journal = self.around.journal

@@ -98,6 +98,12 @@ class FinalSnapshots:
             if not self._reading[execution]:
                 del self._reading[execution]
 
+    async def forget(self, execution: str) -> None:
+        """Nothing of it is kept, in memory or by a write that is under way. Its file is the caller's to delete."""
+        entry = self._unsaved.pop(execution, None)
+        if entry is not None and entry.writing is not None:
+            await asyncio.wait([entry.writing])
+
     @property
     def held(self) -> frozenset[str]:
         """What is being read or written."""

@@ -92,6 +92,16 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
+class OfConversation:
+    """What is known of one conversation: its executions, those of them whose end is not in the log yet, and the agents'
+    own sessions."""
+
+    executions: tuple[str, ...]
+    unended: tuple[str, ...]
+    sessions: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Control:
     """An accepted control and its receipt. `payload` as it was asked for."""
 
@@ -148,6 +158,7 @@ class Journal:
         self._db.execute("PRAGMA journal_mode=WAL")
         self._db.execute("PRAGMA synchronous=FULL")
         self._db.execute(f"PRAGMA cache_size=-{CACHE_KIB}")
+        self._db.execute("PRAGMA secure_delete=ON")  # what was deleted is not in the file's free pages
         version = self._db.execute("PRAGMA user_version").fetchone()[0]
         if version > SCHEMA_VERSION:
             raise JournalError(f"{path} is of version {version}, this collector knows {SCHEMA_VERSION}")
@@ -420,6 +431,44 @@ class Journal:
                 db.execute("DELETE FROM controls WHERE execution=?", (name,))
                 db.execute("DELETE FROM ends WHERE execution=?", (name,))
                 db.execute("DELETE FROM executions WHERE execution=? AND phase='ended'", (name,))
+
+    # --- deleting ---
+
+    def of_conversation(self, conversation: str) -> OfConversation:
+        rows = self._db.execute(
+            "SELECT execution, phase, target, command, summary FROM executions WHERE conversation=? ORDER BY created_at",
+            (conversation,),
+        ).fetchall()
+        sessions: dict[str, None] = {}
+        for _, _, target, command, summary in rows:
+            told = None if summary is None else json.loads(summary).get("target", {}).get("native_session")
+            for name in (json.loads(target).get("native_session"), json.loads(command).get("resume_session"), told):
+                if isinstance(name, str) and name:
+                    sessions[name] = None
+        gone = [one.target.execution for one, _ in self.gaps() if one.target.conversation == conversation]
+        return OfConversation(
+            executions=tuple(dict.fromkeys([*(row[0] for row in rows), *gone])),
+            unended=tuple(row[0] for row in rows if row[1] != "ended"),
+            sessions=tuple(sessions),
+        )
+
+    def forget_conversation(self, conversation: str) -> None:
+        """Delete every row of the conversation, drains that tell of it included, and write the file anew, so that
+        nothing of them is left in it."""
+        known = self.of_conversation(conversation)
+        drains = self._db.execute("SELECT drain, control, state FROM drains").fetchall()
+        self.gaps_version += 1
+        with self._transaction() as db:
+            for name in known.executions:
+                for table in ("controls", "ends", "gaps", "executions"):
+                    db.execute(f"DELETE FROM {table} WHERE execution=?", (name,))
+            db.execute("DELETE FROM tokens WHERE conversation=?", (conversation,))
+            for drain, control, state in drains:
+                if json.dumps(conversation) in state:
+                    db.execute("DELETE FROM drains WHERE drain=?", (drain,))
+                    db.execute("DELETE FROM controls WHERE control=? AND control!=''", (control,))
+        self._db.execute("VACUUM")
+        self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
 
 def copy_journal(path: Path, to: Path, ended: Sequence[DrainedExecution], at: int) -> None:

@@ -88,17 +88,20 @@ class LaunchSpec:
     env: Mapping[str, str] = field(repr=False)  # may hold keys
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)  # read from a descriptor, see `spawn.Command`
     isolation: Literal["auto", "pid_namespace", "subreaper"] = "auto"
+    confine: Mapping[str, Any] = field(default_factory=dict)  # see `keeper.confine.Confinement`
     line_chunk_bytes: int = 256 * 1024
     segment_bytes_max: int = 8 * 1024 * 1024
     spool_quota_bytes: int = 256 * 1024 * 1024
     spool_after: int = 0  # the last record that is there already: of the process before, or noted ahead of this one
     linger_s: float = 60.0
+    given: Mapping[str, str] = field(default_factory=dict, repr=False)  # the secrets among all of it, by name; not told
 
     def encode(self) -> bytes:
         """The JSON object that goes to the keeper's stdin."""
-        names = (n for n in self.__slots__ if n not in ("argv", "env", "secrets"))
+        names = (n for n in self.__slots__ if n not in ("argv", "env", "secrets", "given", "confine"))
         plain = {name: getattr(self, name) for name in names}
         lists = {"argv": list(self.argv), "env": dict(self.env), "secrets": dict(self.secrets)}
+        lists["confine"] = dict(self.confine)
         return json.dumps({"v": 1, **plain, **lists}).encode()
 
 

@@ -16,7 +16,9 @@ from typing import Any
 
 from tether import tracing
 from tether.errors import InvalidError
+from tether.settings import is_secret_name
 from tether.subjects import EventAddress
+from tether_collector import confinement
 from tether_collector.claim import claim_event
 from tether_collector.config import AgentEnvironmentError, CollectorSettings, agent_environment
 from tether_collector.core.adapters import adapter_for
@@ -75,11 +77,18 @@ def launch_spec(
         environment = agent_environment(settings, adapter.name, os.environ)
     except AgentEnvironmentError as error:
         return str(error)
+    home = Path(config_home(launch, adapter.name))
     try:  # some CLIs refuse to start without it
-        Path(config_home(launch, adapter.name)).mkdir(mode=0o700, parents=True, exist_ok=True)
+        user = confinement.cli_user(settings)
+        confinement.make_home(settings, user, home)
+    except confinement.ConfinementError as error:
+        return str(error)
     except OSError as error:
         return f"{error.filename} cannot be made: {error.strerror}"
+    environment |= confinement.user_variables(user, home)
+    given = {name: text for name, text in environment.items() if is_secret_name(name)}
     names = [name for name in adapter.secret_descriptors if name in environment]
+    given |= {name: environment[name] for name in names}
     secrets = {adapter.secret_descriptors[name]: environment.pop(name) for name in names}
     if isinstance(adapter, ReadsEnvironment):
         named = adapter.environment_arguments({**environment, **dict.fromkeys(names, "")})
@@ -97,8 +106,10 @@ def launch_spec(
         env={**environment, **adapter.environment(launch), **tracing.environment()},
         secrets=secrets,
         isolation=settings.isolation,
+        confine=confinement.confine(settings, user),
         # The collector begins a segment with the state after half as much; the keeper's own come where it cannot.
         segment_bytes_max=2 * settings.spool_segment_bytes,
         spool_quota_bytes=settings.spool_bytes_max,
         spool_after=spool_after,
+        given=given,
     )

@@ -51,6 +51,7 @@ from tether.limits import DISCONNECTED_AFTER_S, PUBLISH_ATTEMPT_S
 from tether.ports import Bus, StoredMessage
 from tether.subjects import EventAddress, events_stream
 from tether_collector import metrics
+from tether_collector.pace import Pace
 
 EPOCH_LOOK_S = 0.5  # how often an idle writer looks whether the connection is a new one
 READ_PAUSE_MIN_S, READ_PAUSE_MAX_S = 0.05, 1.0
@@ -79,11 +80,14 @@ class WriterOwner(Protocol):
 class LogWriter:
     """One execution's frames. `run` is its task; it ends when the writer is fenced or the terminal is stored."""
 
-    def __init__(self, bus: Bus, address: EventAddress, owner: WriterOwner) -> None:
+    def __init__(self, bus: Bus, address: EventAddress, owner: WriterOwner, pace: Pace | None = None) -> None:
         self._bus = bus
         self._address = address
         self._stream = events_stream(address.tenant)
         self._owner = owner
+        self._pace = pace or Pace(0, 0)
+        self._full_events = min(FULL_EVENTS, self._pace.ahead_events or FULL_EVENTS)
+        self._paid = ""  # the id of the frame that was paced last: sent again, it costs nothing
         self._machine = FrameWriter(address)
         self._running = False
         self._frame = asyncio.Lock()  # held while a frame is in flight
@@ -109,8 +113,13 @@ class LogWriter:
         return self._based
 
     @property
+    def paced(self) -> bool:
+        """A quota slows it down, and the log takes what is sent: what waits will be stored."""
+        return self._pace.limited and self._now() - self._stored_at_s < self._pace.silence_s
+
+    @property
     def has_room(self) -> bool:
-        return self._machine.waiting < FULL_EVENTS and self._waiting_bytes < FULL_BYTES
+        return self._machine.waiting < self._full_events and self._waiting_bytes < FULL_BYTES
 
     def offer(self, events: Sequence[tuple[Event, Position]], size_bytes: int) -> None:
         """New events in order; `size_bytes` of the input that made them, for `room`."""
@@ -172,6 +181,9 @@ class LogWriter:
     async def _perform(self, effect: WriterEffect) -> None:
         match effect:
             case Send():
+                if self._pace.limited and effect.msg_id != self._paid:
+                    self._paid = effect.msg_id
+                    await self._pace.wait(_events_of(effect.msg_id), len(effect.data))
                 async with self._frame:
                     self._feed(await self._send(effect))
                     while self._effects and isinstance(self._effects[0], Told):
@@ -263,3 +275,9 @@ class LogWriter:
     @staticmethod
     def _now() -> float:
         return asyncio.get_running_loop().time()
+
+
+def _events_of(msg_id: str) -> int:
+    """How many events a frame has, merged ones counted: `{conversation}/{execution}/{first}-{last}/…`."""
+    first, _, last = msg_id.split("/")[2].partition("-")
+    return int(last) - int(first) + 1

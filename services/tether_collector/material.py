@@ -24,6 +24,7 @@ from tether.limits import (
     RECOVERY_MATERIAL_FILES_MAX,
 )
 from tether.service import write_whole
+from tether_collector.inside import check_inside
 
 FOLDER: Final = "recovery-material"
 ROWS: Final = "json"
@@ -105,14 +106,20 @@ class Material:
                         path.unlink()
 
 
-def publish(staged: Path, place: Path) -> None:
-    """Put the staged file into its place, once; it is there already where an earlier attempt did. Raises OSError."""
+def publish(staged: Path, place: Path, home: Path) -> None:
+    """Put the staged file into its place below `home`, as a file of home's owner, once; it is there already where an
+    earlier attempt did. Raises OSError, also where a link leads out of `home`."""
     if not staged.exists():
         return
     place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    staged.replace(place)
+    owner = home.stat()
     descriptor = os.open(place.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
+        check_inside(descriptor, home, place)
+        if owner.st_uid != os.geteuid():
+            os.chown(staged, owner.st_uid, owner.st_gid)
+            os.fchown(descriptor, owner.st_uid, owner.st_gid)
+        os.rename(staged, place.name, dst_dir_fd=descriptor)
         os.fsync(descriptor)
     finally:
         os.close(descriptor)

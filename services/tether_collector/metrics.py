@@ -24,6 +24,9 @@ publish_failures: Final = Counter(
     ["reason"],
     registry=REGISTRY,
 )
+paced_seconds: Final = Counter(
+    "tether_collector_paced_seconds", "That frames were held back for a quota", registry=REGISTRY
+)
 inputs: Final = Counter(
     "tether_collector_inputs", "Records of the spool that were read: lines of output, exits, timers", registry=REGISTRY
 )

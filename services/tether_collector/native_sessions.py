@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from tether.jsonsafe import loads_object
 from tether.limits import KIB, RECOVERY_MATERIAL_BYTES_MAX
 from tether.service import write_whole
 from tether.walking import entries_below
+from tether_collector.checkpoint_files import open_file
 
 FOLDER: Final = "sessions"
 CLAUDE: Final = "claude"
@@ -66,10 +68,13 @@ def record(
     content: dict[str, Any] = {"v": 1, "session": session, "agent": agent, "cli_version": version, "at": at}
     if agent == CLAUDE:
         try:
-            with claude_file(home, cwd, session).open("rb") as file:
+            with (
+                open_file(claude_file(home, cwd, session), home) as descriptor,
+                os.fdopen(os.dup(descriptor), "rb") as file,
+            ):
                 content["digest"] = hashlib.file_digest(file, "sha256").hexdigest()
                 content["bytes"] = file.tell()
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             pass
     data = json.dumps(content | ({"unapplied": list(unapplied)} if unapplied else {})).encode()
     if len(data) > RECORD_BYTES_MAX:
@@ -97,7 +102,8 @@ def find(state_dir: Path, home: Path, agent: str, session: str, new_session: str
         return None
     for path in _candidates(home, size_bytes):
         try:
-            data = path.read_bytes()
+            with open_file(path, home) as descriptor, os.fdopen(os.dup(descriptor), "rb") as file:
+                data = file.read(size_bytes + 1)
         except OSError:
             continue
         if hashlib.sha256(data).hexdigest() == known["digest"]:

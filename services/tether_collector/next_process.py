@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,7 +31,7 @@ from tether.errors import BusError, Code
 from tether.history import History, HistoryRequest
 from tether_collector import native_sessions
 from tether_collector.core.adapters.base import Launch, config_home
-from tether_collector.core.fallback import PROCESS, REFUSED
+from tether_collector.core.fallback import CHOICES, PROCESS, REFUSED
 from tether_collector.core.inputs import NextProcess
 from tether_collector.journal import Start
 from tether_collector.launching import derived_uuid
@@ -49,11 +50,12 @@ Note = tuple[str, dict[str, Any]]
 
 
 class RefusedError(Exception):
-    """There is no next process; `code` and the message are the response's."""
+    """There is no next process; `code` and the message are the response's, as are `choices`."""
 
-    def __init__(self, code: Code, detail: str) -> None:
+    def __init__(self, code: Code, detail: str, *, choices: Sequence[str] = CHOICES) -> None:
         super().__init__(detail)
         self.code = code
+        self.choices = choices
 
 
 def chosen(start: Start) -> NextProcess:
@@ -69,11 +71,11 @@ async def prepare(around: Surroundings, start: Start, launch: Launch, want: Next
         async with around.material.slot():
             return PROCESS, await _from_history(around, start, launch, want)
     except RefusedError as refused:
-        code, detail = refused.code, str(refused)
+        code, detail, choices = refused.code, str(refused), refused.choices
     except MaterialError as error:
-        code, detail = Code.QUOTA_EXCEEDED, str(error)
+        code, detail, choices = Code.QUOTA_EXCEEDED, str(error), CHOICES
     _log.warning("next_process_refused", process=want.process, code=code.value, detail=detail)
-    return REFUSED, {"code": code.value, "detail": detail}
+    return REFUSED, {"code": code.value, "detail": detail, "choices": list(choices)}
 
 
 async def _again(around: Surroundings, start: Start, launch: Launch, want: NextProcess) -> dict[str, Any]:
@@ -149,7 +151,7 @@ def place(around: Surroundings, start: Start, launch: Launch) -> None:
     """Before the launch of a noted process: what it finds on disk is there. Raises OSError."""
     staged = around.material.path(start.execution, start.target.process_generation, NATIVE)
     home = Path(config_home(launch, start.command.agent.kind))
-    publish(staged, native_sessions.claude_file(home, launch.cwd, launch.session))
+    publish(staged, native_sessions.claude_file(home, launch.cwd, launch.session), home)
 
 
 # --- the rows of a backend ---
@@ -162,7 +164,7 @@ async def _rows(around: Surroundings, start: Start, process: int) -> History:
     history = await _ask(around, start)
     if not history.rows:
         detail = "nothing of the conversation's history is there to go on from"
-        raise RefusedError(Code.RESUME_FAILED, detail)
+        raise RefusedError(Code.RESUME_FAILED, detail, choices=("fresh",))  # asked again there is none either
     await asyncio.to_thread(around.material.keep, start.execution, process, ROWS, history.encode())
     return history
 

@@ -31,7 +31,7 @@ from tether.ids import ExecutionTarget
 from tether.ports import StoredMessage
 from tether.service import write_whole
 from tether.snapshot import Watermark
-from tether_collector import versions
+from tether_collector import redacting, versions
 from tether_collector.core import inputs as i
 from tether_collector.core.adapters.base import Adapter, Launch
 from tether_collector.core.execution import Execution
@@ -118,16 +118,17 @@ class Pipeline:
         `target` has boot id and process generation.
         """
         saved = _choose(folder, base.ordinal)
+        rules = redacting.load(folder)
         known = versions.load(folder, str(claim.body.get("adapter_version") or adapter.version))
         others = versions.told_by_others(known, adapter.version, 1 if saved is None else saved.ordinal, base.ordinal)
         versions.begin(folder, known, adapter.version, base.ordinal)
         if saved is None:
-            machine = Execution.start(launch, adapter, target, claim.body)
+            machine = Execution.start(launch, adapter, target, claim.body, rules)
             fold = ExecutionFold()
             if base.ordinal:
                 fold.apply(claim)
             return cls(folder, machine, fold, InputReader(folder), base, 0, 0, by_position=others)
-        machine = Execution.load(json.dumps(saved.content["machine"]).encode())
+        machine = Execution.load(json.dumps(saved.content["machine"]).encode(), rules)
         fold, fold_bytes = _load_fold(saved.fold)
         reader = InputReader(folder, after=saved.after)
         shift = int(saved.content["shift"])

@@ -23,7 +23,7 @@ import structlog
 
 from tether import tracing
 from tether.ids import ExecutionTarget
-from tether_collector import native_sessions
+from tether_collector import native_sessions, redacting
 from tether_collector.core.adapters.base import config_home
 from tether_collector.core.execution import Execution
 from tether_collector.core.fallback import PROCESS, REFUSED, next_launch
@@ -50,6 +50,8 @@ async def raise_process(around: Surroundings, start: Start, process: AgentProces
         spec = await _spec(around, start, process)
         failure: str | None = None
         if isinstance(spec, LaunchSpec):
+            await asyncio.to_thread(redacting.note, process.directory, around.settings, spec.given)
+            around.step("redaction_noted")
             with tracing.scope("start agent"):
                 failure = await process.launch(spec)
         elif spec is not None:

@@ -22,7 +22,7 @@ from tether.limits import REGISTRATION_RENEW_S, REGISTRATION_TTL_S
 from tether.ports import Bus
 from tether.sandbox import CAN_DRAIN, CAN_SNAPSHOT, CAN_STOP_TARGET, ExecutionSummary, Registration
 from tether.subjects import SANDBOXES, registration_key
-from tether_collector import metrics
+from tether_collector import confinement, metrics
 from tether_collector.config import CollectorSettings
 from tether_collector.core.discovery import bounded
 
@@ -50,6 +50,7 @@ class Registrar:
         changed: asyncio.Event,
         life: Callable[[], Life] = lambda: Life(None, None),
     ) -> None:
+        self._confinement = dict(confinement.told(settings))
         self._bucket = Bucket(bus, SANDBOXES, leader=False)
         self._settings = settings
         self._instance = instance
@@ -70,7 +71,7 @@ class Registrar:
             instance=self._instance,
             capabilities=CAPABILITIES,
             agents=tuple(sorted(settings.agents)),
-            facts={**settings.facts, **process_metrics.place()},
+            facts={**settings.facts, **process_metrics.place(), "confinement": self._confinement},
             executions=executions,
             executions_omitted=omitted,
             version=__version__,
@@ -78,6 +79,11 @@ class Registrar:
             draining=life.draining,
             updated_at=time.time_ns() // 1_000_000,
         )
+
+    async def probe(self) -> None:
+        """Find out how CLIs are isolated here, and tell it."""
+        self._confinement |= await confinement.probe(self._settings)
+        self._changed.set()
 
     async def run(self) -> None:
         log = structlog.get_logger("tether.collector")

@@ -208,7 +208,8 @@ async def _manifest(
 ) -> tuple[CheckpointManifest, bytes]:
     blob = BlobRef(digest=reference.manifest, bytes=reference.manifest_bytes, kind="checkpoint")
     try:
-        data = await read_blob(bus, settings.tenant, settings.workspace, blob, bytes_max=CHECKPOINT_MANIFEST_BYTES_MAX)
+        limit = CHECKPOINT_MANIFEST_BYTES_MAX
+        data = await read_blob(bus, settings.tenant, settings.workspace, blob, bytes_max=limit, confined=True)
     except PermissionDeniedError as error:
         raise RestoreError(f"the blob store refuses the manifest: {error.detail}") from error
     except BusError as error:
@@ -287,7 +288,8 @@ def _begin(workspace: Path, manifest: CheckpointManifest) -> None:
     files.mkdir(mode=0o700, parents=True)
     for folder in sorted({*_folders(manifest), *manifest.empty_folders}):
         mode = 0o700 if folder.split("/")[0] == STATE_FOLDER else 0o755
-        (files / folder).mkdir(mode=mode, parents=True, exist_ok=True)
+        (files / folder).mkdir(parents=True, exist_ok=True)
+        os.chmod(files / folder, mode)  # noqa: PTH101  whatever the umask is
 
 
 def _folders(manifest: CheckpointManifest) -> set[str]:

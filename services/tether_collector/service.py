@@ -52,6 +52,7 @@ from tether_collector.executions import Executions
 from tether_collector.finals import FinalSnapshots
 from tether_collector.journal import Journal
 from tether_collector.material import Material
+from tether_collector.pace import Pace
 from tether_collector.process import prepare
 from tether_collector.registration import Life, Registrar
 from tether_collector.restoring import restore
@@ -214,6 +215,10 @@ async def serve(settings: CollectorSettings, bus: Bus, journal: Journal, instanc
         material=Material(settings.state_dir),
         instance=instance,
         changed=changed.set,
+        pace=Pace(
+            settings.collector_quota_events_per_s,
+            settings.collector_quota_event_bytes_per_s,
+        ),
         step=step,
     )
     with closing(finals), closing(Checkpoints(around)) as checkpoints:
@@ -250,6 +255,7 @@ async def _serve(
     settings, bus, journal, finals = around.settings, around.bus, around.journal, around.finals
     async with asyncio.TaskGroup() as group:
         executions = Executions(around, group)
+        around.pace.lifted = lambda: executions.draining is not None
         began_at = journal.boot_seen(settings.boot, now_ms())
         life = partial(_life, executions, journal, began_at)
         registrar = Registrar(bus, settings, instance, executions.summaries, changed, life)
@@ -267,6 +273,7 @@ async def _serve(
                 group.create_task(finals.run(), name="final-snapshots"),
                 group.create_task(Reviewer(bus, journal, executions.put_back).run(), name="review"),
                 group.create_task(checkpoints.note_base(), name="checkpoint-base"),
+                group.create_task(registrar.probe(), name="confinement-probe"),
             ]
             drains = [
                 group.create_task(drainer.run(), name="drain"),

@@ -19,7 +19,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, cast
@@ -31,6 +31,7 @@ from tether_collector.keeper import records
 from tether_collector.spool_reader import LatestState, Line, LineJoiner, SpoolGap, SpoolReader, SpoolRecord
 
 READ_BYTES: Final = 256 * 1024  # of one step: what may wait between spool and log besides the offered events
+REDACTION: Final = "redaction.json"
 _STREAMS: Final = frozenset({"stdout", "stderr"})
 _STATE_READ_BYTES: Final = records.DATA_BYTES_MAX + 65535 + records.RECORD_HEADER_BYTES
 
@@ -242,6 +243,8 @@ def hand_on(keeper_dir: Path, next_dir: Path) -> None:
         (building / "spool").mkdir(mode=0o700, parents=True)
         for path in sorted((keeper_dir / "spool").glob(f"*{records.SEGMENT_SUFFIX}")):
             os.link(path, building / "spool" / path.name)
+        with suppress(FileNotFoundError):  # what is told of it stays redacted by the same rules
+            os.link(keeper_dir / REDACTION, building / REDACTION)
         for folder in (building / "spool", building):
             _sync(folder)
         building.rename(next_dir)

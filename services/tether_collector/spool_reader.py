@@ -139,8 +139,10 @@ class SpoolReader:
                 clipped = _clip(item, wanted)
                 gap = SpoolGap(gap.from_record, item.to_record, gap.reason) if gap and clipped else clipped or gap
                 continue
-            # A position inside a segment is found by reading it from its start.
-            kept = [r for r in item if r.number >= wanted] if item and item[0].number < wanted else item
+            # A position inside a segment is found by reading it from its start; and a damaged segment may tell of
+            # numbers with which the one behind it begins anew.
+            floor = out[-1].number + 1 if out else wanted
+            kept = [r for r in item if r.number >= floor] if item and item[0].number < floor else item
             out += kept
             size += sum([len(record.data) for record in kept]) + len(kept) * records.RECORD_HEADER_BYTES
         return SpoolBatch(tuple(out), gap, False, False)

@@ -136,8 +136,8 @@ class SpoolRoom:
 
     def crowded(self) -> bool:
         """The spool is near its quota, and the log takes nothing now."""
-        if self._connected() and self._writer.has_room:
-            return False
+        if self._connected() and (self._writer.has_room or self._writer.paced):
+            return False  # of a CLI that is only too fast nothing is shed: at the quota it has to wait
         return _size(self._process.directory / "spool") >= CROWDED * self._limits.spool_bytes_max
 
     async def after(self, pipeline: Pipeline, size_bytes: int) -> None:
@@ -158,6 +158,15 @@ class SpoolRoom:
         """Nothing is read now: the spool may have been full before."""
         if not self._busy and self._process.live is not None and self.crowded():
             await self._begin_segment(pipeline, shed=True)
+        elif not self._busy and self._writer.paced and self._writer.idle and self._full(pipeline):
+            await self._begin_segment(pipeline, shed=False)  # all is told: the CLI may write again
+
+    def _full(self, pipeline: Pipeline) -> bool:
+        """Everything was read, and the spool has no room for much more."""
+        link = self._process.live
+        if link is None or pipeline.after < link.last_record:
+            return False
+        return _size(self._process.directory / "spool") >= CROWDED * self._limits.spool_bytes_max
 
     async def _begin_segment(self, pipeline: Pipeline, *, shed: bool) -> None:
         """Begin a segment with the state: never less bytes apart than what the state itself takes."""

@@ -19,7 +19,7 @@ from typing import Final
 
 from pydantic import ValidationError
 
-from tether import subjects
+from tether import agent_args, subjects
 from tether.control import ControlReply, ControlRequest, StartCommand
 from tether.errors import BusError, Code, InvalidError, ProblemError, problem
 from tether.kv import Bucket
@@ -100,6 +100,7 @@ class Starter:
         if adapter.name not in settings.agents:
             detail = f"no command is configured for the agent {adapter.name}"
             raise ProblemError(problem(Code.CAPABILITY_MISSING, detail, agents=sorted(settings.agents)))
+        agent_args.check(adapter.name, command.agent.args, settings.collector_agent_args_allow.get(adapter.name, ()))
         living = self._executions.of_conversation(target.conversation)
         if living is not None and not living.proven:
             raise ProblemError(

@@ -12,6 +12,7 @@ from tether_collector.config import CollectorSettings
 from tether_collector.finals import FinalSnapshots
 from tether_collector.journal import Journal
 from tether_collector.material import Material
+from tether_collector.pace import Pace
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,7 @@ class Surroundings:
     material: Material
     instance: str
     changed: Callable[[], None]
+    pace: Pace = field(default_factory=lambda: Pace(0, 0))
     step: Callable[[str], None] = field(default=lambda _name: None)
 
 

@@ -12,7 +12,7 @@ from tether_router.service import serve
 
 
 def main() -> int:
-    settings = load_or_exit(RouterSettings)
+    settings = load_or_exit(RouterSettings, RouterSettings.quotas)
 
     async def serving(stop: asyncio.Event) -> None:
         await serve(settings, stop)

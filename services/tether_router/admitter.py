@@ -30,6 +30,8 @@ from tether_router.core.steps import Ack, Effect, Input, Wait
 from tether_router.discovery import resolve
 from tether_router.log import Log
 from tether_router.records import Records
+from tether_router.slots import Slots
+from tether_router.turns import NO_TURN, Turn
 from tether_router.waiting import later_takeover
 
 STEPS_MAX: Final = 200  # of one delivery; a healthy one takes about 20
@@ -59,16 +61,28 @@ class Admitter:
         clock: Clock,
         *,
         history_fallback: HistoryFallback = "takeover",
+        slots: Slots | None = None,
     ) -> None:
         self._bus = bus
         self._history_fallback: HistoryFallback = history_fallback
         self._log = log
         self._records = records
         self._clock = clock
+        self._slots = slots
 
-    async def admit(self, prompt: Prompt, *, sequence: int, stored_at_ns: int, actor: str) -> Verdict:
+    async def admit(
+        self, prompt: Prompt, *, sequence: int, stored_at_ns: int, actor: str, turn: Turn = NO_TURN
+    ) -> Verdict:
         """`actor` must be of this delivery alone. Raises nothing that the bus or a stored value may cause."""
-        state = Admission(prompt, sequence, stored_at_ns, actor, self._clock(), history_fallback=self._history_fallback)
+        state = Admission(
+            prompt,
+            sequence,
+            stored_at_ns,
+            actor,
+            self._clock(),
+            history_fallback=self._history_fallback,
+            limited=self._slots is not None and self._slots.limited(prompt.tenant),
+        )
         event: Input = steps.Begin()
         for _ in range(STEPS_MAX):
             state, effects = decide(state, event)
@@ -76,7 +90,7 @@ class Admitter:
                 if isinstance(effect, Ack | Wait):
                     return Verdict(effect, state)
                 try:
-                    event = await self._perform(state, effect)
+                    event = await self._perform(state, effect, turn)
                     failpoint_of("router.admission", effect, Effect)
                 except (BusError, InvalidError, Conflict) as error:
                     # Conflict: a write of the bucket that this port raced, told nowhere else.
@@ -84,7 +98,7 @@ class Admitter:
                     event = steps.Unreachable(str(error))
         return Verdict(Wait("the admission does not come to an end", changed=False), state)
 
-    async def _perform(self, state: Admission, effect: Effect) -> Input:
+    async def _perform(self, state: Admission, effect: Effect, turn: Turn) -> Input:
         match effect:
             case steps.ReadOldest(subject=subject):
                 oldest = await self._bus.next_after(subjects.PROMPTS_STREAM, 0, subject)
@@ -100,6 +114,8 @@ class Admitter:
                 return await self._observe(state, effect)
             case steps.ReadOrigin(key=key, tenant=tenant, cut=cut):
                 return await self._origin(key, tenant, cut=cut)
+            case steps.TakePlace(execution=execution):
+                return await self._place(state.prompt, execution)
             case steps.WriteOwner(key=key, record=record, revision=revision, op=op):
                 written = await self._records.write_owner(key, record, revision, op)
                 return steps.OwnerLost() if written is None else steps.OwnerWritten(written)
@@ -111,17 +127,27 @@ class Admitter:
             case steps.PublishCommand():
                 return await self._command(effect)
             case steps.SendControl(request=request_control, timeout_s=timeout_s):
-                return await self._control(state, request_control, timeout_s)
+                async with turn.away():
+                    return await self._control(state, request_control, timeout_s)
             case steps.AskReceipt(request=request_control):
-                return await self._control(state, request_control, CONTROL_REPLY_S)
+                async with turn.away():
+                    return await self._control(state, request_control, CONTROL_REPLY_S)
             case steps.ReadLater(subject=subject, sequence=sequence, request=request):
                 return steps.LaterRead(await later_takeover(self._bus, self._records, subject, sequence, request))
             case steps.Resolve(target=target, claimed=claimed):
-                return await self._resolve(target, claimed=claimed)
+                async with turn.away():
+                    return await self._resolve(target, claimed=claimed)
             case Ack() | Wait():
                 raise AssertionError("the delivery has ended")
             case _:
                 assert_never(effect)
+
+    async def _place(self, prompt: Prompt, execution: str) -> steps.PlaceTaken:
+        full = None if self._slots is None else await self._slots.take(prompt, execution)
+        if full is None:
+            return steps.PlaceTaken()
+        of = {"service": "the set", "tenant": "the tenant", "workspace": "the workspace"}[full.scope]
+        return steps.PlaceTaken(f"{full.value} executions of {of} run, which is its limit")
 
     async def _request(self, key: str) -> steps.RequestRead:
         entry = await self._records.request(key)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from pydantic import Field, field_validator
 
 from tether.errors import InvalidError
 from tether.ids import check_token
 from tether.limits import EVENTS_MAX_AGE_S, EVENTS_MAX_BYTES, MIB, OWNER_SWEEP_S
+from tether.quotas import Limits, Quotas, load_quotas
 from tether.settings import ServiceSettings
 from tether_router.core.state import HistoryFallback
 
@@ -22,10 +25,28 @@ class RouterSettings(ServiceSettings):
         description="when the history may stand in for a native session that does not exist: `takeover`: in an "
         "execution that follows a takeover, or a turn that was cut before it had one; `always`; `never`",
     )
+    quotas_file: Path | None = Field(default=None, description="tenants' quotas, TOML or JSON; wins over …_QUOTA_…")
+    router_quota_running_executions: int = Field(
+        default=0, ge=0, description="of a tenant at the same time; further prompts wait; 0: no limit"
+    )
+    router_quota_workspace_running_executions: int = Field(
+        default=0, ge=0, description="likewise of each workspace; 0: no limit"
+    )
+    router_quota_running_total: int = Field(
+        default=0, ge=0, description="executions of the whole set at the same time; further prompts wait; 0: no limit"
+    )
     events_max_bytes: int = Field(
         default=EVENTS_MAX_BYTES, ge=16 * MIB, description="of each tenant's log; JetStream reserves it"
     )
     events_max_age_s: int = Field(default=EVENTS_MAX_AGE_S, ge=60, description="of each tenant's log, seconds")
+
+    def quotas(self) -> Quotas:
+        """Raises ConfigurationError."""
+        defaults = Limits(
+            running_executions=self.router_quota_running_executions,
+            workspace_running_executions=self.router_quota_workspace_running_executions,
+        )
+        return load_quotas(self.quotas_file, defaults, self.tenant_names)
 
     @field_validator("tenants")
     @classmethod

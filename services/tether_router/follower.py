@@ -15,7 +15,7 @@ the agent service's to answer, and an empty log without a registration needs the
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Final
@@ -25,6 +25,7 @@ import structlog
 from tether import subjects
 from tether.errors import BusError, InvalidError, PermissionDeniedError, SlowReaderError
 from tether.limits import LIVE_BUFFER_BYTES_MAX, VOLUME_WAIT_S
+from tether.owner import OwnerRecord
 from tether.ports import Bus, LiveMessage, LiveSubscription
 from tether.subjects import EventAddress, parse_event
 from tether_router import metrics
@@ -61,13 +62,25 @@ class _Conversation:
 class Follower:
     """One router's follower. `run` works until it is cancelled."""
 
-    def __init__(self, bus: Bus, log: Log, records: Records, gates: Gates, clock: Clock, *, sweep_s: float) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        log: Log,
+        records: Records,
+        gates: Gates,
+        clock: Clock,
+        *,
+        sweep_s: float,
+        seen: Callable[[str, OwnerRecord], None] = lambda key, record: None,
+    ) -> None:
+        """`seen` is told each owner record as it stands, with its key."""
         self._bus = bus
         self._log = log
         self._records = records
         self._gates = gates
         self._clock = clock
         self._sweep_s = sweep_s
+        self._seen = seen
         self._sweep_due = asyncio.Event()
         self._hinted: dict[_Conversation, None] = {}
         self._hints = asyncio.Event()
@@ -151,6 +164,7 @@ class Follower:
                 entry = await self._records.owner(conversation.key)
                 target = entry.record.target
                 if target is None:
+                    self._seen(conversation.key, entry.record)
                     return entry
                 address = EventAddress(
                     conversation.tenant, conversation.workspace, conversation.conversation, target.execution
@@ -160,11 +174,13 @@ class Follower:
                 if facts.empty:
                     self._report_unclaimed(conversation, entry)
                 if changed == entry.record:
+                    self._seen(conversation.key, entry.record)
                     return entry
                 op = f"follow/{target.execution}/{facts.scanned_to}/{changed.state}"
                 revision = await self._records.write_owner(conversation.key, changed, entry.revision, op)
                 if revision is not None:
                     self._gates.wake(conversation.key)
+                    self._seen(conversation.key, changed)
                     _log.info(
                         "owner_moved",
                         **asdict(conversation),

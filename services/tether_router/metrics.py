@@ -33,6 +33,20 @@ superseded: Final = Counter(
 held_prompts: Final = Gauge(
     "tether_router_held_prompts", "Prompts that this router holds until their conversation moves on", registry=REGISTRY
 )
+running_places: Final = Gauge(
+    "tether_router_running_places",
+    "Conversations that hold a place for a running execution, as of the last one taken; tenant empty: of the whole set",
+    ["tenant"],
+    registry=REGISTRY,
+)
+running_limit: Final = Gauge("tether_router_running_limit", "How many places there are", ["tenant"], registry=REGISTRY)
+given_back: Final = Counter(
+    "tether_router_given_back",
+    "Prompts that were given back unread: share (of what is in hand the tenant has its share), place (no execution "
+    "of it may begin now)",
+    ["reason"],
+    registry=REGISTRY,
+)
 waiting_prompts: Final = Gauge(
     "tether_router_waiting_prompts", "Prompts in the queue of the whole set, as of the last sweep", registry=REGISTRY
 )

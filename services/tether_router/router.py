@@ -5,7 +5,9 @@ Per delivery:
   2 at the conversation's gate: `Admitter.admit`
   3 Ack → acked with confirmation (a lost ack comes again and finds its answer)
     Wait → held here for a while, so that what happens in the conversation wakes it at once; then given back with a
-    delay that grows with its deliveries. Held deliveries are few; beyond, prompts are given back at once.
+    delay that grows with its deliveries. Held deliveries are few; beyond, prompts are given back at once. One that
+    has no place for its execution is held until a place comes free, tenants in turn.
+No tenant has more than its share of what is in hand and of what is worked on at the same time (see `turns`).
 
 The server redelivers what is not settled within the ack wait, so everything in hand says `in_progress` in time; a
 frozen router does not, and another takes over: admission is safe against both.
@@ -35,10 +37,14 @@ from tether_router.core.intake import Poison, inspect
 from tether_router.core.steps import Ack, Wait
 from tether_router.gates import Gates, Visit
 from tether_router.log import Log
+from tether_router.slots import Slots
+from tether_router.turns import TENANT_SHARE, TENANT_WORKING_MAX, Shares, Turn, Turns
 
 IN_FLIGHT_MAX: Final = 256  # deliveries in hand
 HELD_MAX: Final = 128  # of those, waiting for their conversation; the rest stays for prompts that can go on
 HELD_PER_CONVERSATION_MAX: Final = 4  # beyond its oldest, which is always held if there is room
+PLACELESS_MAX: Final = 96  # of those, waiting for a place for a running execution
+PLACELESS_PER_TENANT_MAX: Final = 8
 HOLD_S: Final = 15.0  # then the delivery goes back, and another router may have it
 IN_PROGRESS_S: Final = PROMPT_ACK_WAIT_S / 3
 AWAY_MAX_S: Final = 1.0  # between attempts of what the bus, or another writer, kept from being decided
@@ -54,7 +60,18 @@ def delay_s(count: int) -> float:
 class Router:
     """One replica. `run` ends when `stop` is set and what was in hand is settled or given back."""
 
-    def __init__(self, bus: Bus, log: Log, admitter: Admitter, gates: Gates, clock: Clock) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        log: Log,
+        admitter: Admitter,
+        gates: Gates,
+        clock: Clock,
+        *,
+        slots: Slots | None = None,
+        tenants: int = 1,
+    ) -> None:
+        """`tenants`: of how many this router has the prompts; where there are several none gets more than its share."""
         self._bus = bus
         self._log = log
         self._admitter = admitter
@@ -62,7 +79,12 @@ class Router:
         self._clock = clock
         self._instance = new_id("rtr")
         self._in_hand: set[Job] = set()
+        self._slots = slots
+        alone = tenants <= 1
+        self._shares = Shares(IN_FLIGHT_MAX if alone else IN_FLIGHT_MAX // TENANT_SHARE)
+        self._turns = Turns(None if alone else TENANT_WORKING_MAX)
         self._held = 0
+        self._placeless = 0
         self._delivered = 0
         self._stopping = False
 
@@ -72,11 +94,17 @@ class Router:
             keeper = group.create_task(self._keep_in_progress(), name="router-in-progress")
             jobs = self._bus.jobs(subjects.PROMPTS_STREAM, subjects.ROUTER_DURABLE, in_flight_max=IN_FLIGHT_MAX)
             async for job in _until(jobs, stop):
+                if not self._shares.enter(tenant_of(job)):
+                    metrics.given_back.labels("share").inc()
+                    await job.nak(delay_s(job.deliveries))
+                    continue
                 task = group.create_task(self._deliver(job), name=f"prompt-{job.message.sequence}")
                 deliveries.add(task)
                 task.add_done_callback(deliveries.discard)
             self._stopping = True
             self._gates.wake_all()
+            if self._slots is not None:
+                self._slots.wake_all()
             if deliveries:
                 _, late = await asyncio.wait(deliveries, timeout=SHUTDOWN_BUDGET_S)
                 for task in late:
@@ -107,6 +135,7 @@ class Router:
             await job.nak(NAK_DELAY_MAX_S)
         finally:
             self._in_hand.discard(job)
+            self._shares.leave(tenant_of(job))
 
     async def _handle(self, job: Job, span: tracing.Span) -> None:
         taken = inspect(job.message, payload_bytes_max=self._bus.payload_bytes_max)
@@ -138,6 +167,10 @@ class Router:
                 end = await self._admit(job, prompt)
             if isinstance(end, Ack):
                 return True
+            if end.place:
+                if not await self._wait_for_place(job, prompt, began_s, looks):
+                    return False
+                continue
             left_s = began_s + HOLD_S - asyncio.get_running_loop().time()
             full = self._held >= HELD_MAX or (end.behind and visit.others >= HELD_PER_CONVERSATION_MAX)
             if self._stopping or full or left_s <= 0 or not end.changed:
@@ -151,7 +184,33 @@ class Router:
             finally:
                 self._held -= 1
 
+    async def _wait_for_place(self, job: Job, prompt: Prompt, began_s: float, looks: int) -> bool:
+        """Hold the prompt until a place may be free; False once it is given back."""
+        slots = self._slots
+        assert slots is not None
+        left_s = began_s + HOLD_S - asyncio.get_running_loop().time()
+        full = self._held >= HELD_MAX or self._placeless >= PLACELESS_MAX
+        if self._stopping or full or left_s <= 0 or slots.waiting(prompt.tenant) >= PLACELESS_PER_TENANT_MAX:
+            metrics.given_back.labels("place").inc()
+            await job.nak(delay_s(job.deliveries))
+            return False
+        self._held += 1
+        self._placeless += 1
+        try:
+            with metrics.held_prompts.track_inprogress():
+                await slots.freed(prompt.tenant, job.message.sequence, min(left_s, delay_s(looks)))
+        finally:
+            self._held -= 1
+            self._placeless -= 1
+        return True
+
     async def _admit(self, job: Job, prompt: Prompt) -> Ack | Wait:
+        if self._slots is not None and self._slots.hopeless(prompt):
+            return Wait("the limit of running executions is used up", place=True)
+        async with self._turns.turn(prompt.tenant) as turn:
+            return await self._admit_in_turn(job, prompt, turn)
+
+    async def _admit_in_turn(self, job: Job, prompt: Prompt, turn: Turn) -> Ack | Wait:
         message = job.message
         self._delivered += 1
         verdict = await self._admitter.admit(
@@ -159,6 +218,7 @@ class Router:
             sequence=message.sequence,
             stored_at_ns=message.stored_at_ns,
             actor=f"{self._instance}-{self._delivered}",
+            turn=turn,
         )
         failpoint_of("router.admission", verdict.end, Ack | Wait)
         execution = verdict.state.execution
@@ -188,6 +248,11 @@ class Router:
         _log.warning(
             "prompt_refused", subject=job.message.subject, sequence=job.message.sequence, detail=poison.problem.detail
         )
+
+
+def tenant_of(job: Job) -> str:
+    """Of a prompt's subject, whatever its payload says."""
+    return job.message.subject.split(".")[2]
 
 
 async def _until(jobs: AsyncIterator[Job], stop: asyncio.Event) -> AsyncIterator[Job]:

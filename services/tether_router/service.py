@@ -18,11 +18,13 @@ from tether.ports import Bus
 from tether.service import ready
 from tether_router.admitter import Admitter, Clock
 from tether_router.config import RouterSettings
+from tether_router.deletion import Deletions
 from tether_router.follower import Follower
 from tether_router.gates import Gates
 from tether_router.log import Log
 from tether_router.records import Records
 from tether_router.router import Router
+from tether_router.slots import Slots
 
 _log = structlog.get_logger("tether.router")
 
@@ -49,15 +51,19 @@ async def ensure(bus: Bus, settings: RouterSettings) -> None:
 async def route(bus: Bus, settings: RouterSettings, stop: asyncio.Event, *, clock: Clock = now_ms) -> None:
     """Admit prompts and follow the log until `stop` is set. The topology is there."""
     log, records, gates = Log(bus), Records(bus), Gates()
-    follower = Follower(bus, log, records, gates, clock, sweep_s=settings.router_sweep_s)
-    admitter = Admitter(bus, log, records, clock, history_fallback=settings.router_history_fallback)
-    router = Router(bus, log, admitter, gates, clock)
+    quotas = settings.quotas()
+    slots = Slots(bus, records, quotas, clock, total=settings.router_quota_running_total)
+    follower = Follower(bus, log, records, gates, clock, sweep_s=settings.router_sweep_s, seen=slots.seen)
+    admitter = Admitter(bus, log, records, clock, history_fallback=settings.router_history_fallback, slots=slots)
+    router = Router(bus, log, admitter, gates, clock, slots=slots, tenants=len(settings.tenant_names))
     async with asyncio.TaskGroup() as group:
         following = group.create_task(follower.run(), name="router-follower")
+        deleting = group.create_task(Deletions(bus, log, records, clock).run(), name="router-deletions")
         routing = group.create_task(router.run(stop), name="router-prompts")
         ready(settings, tenants=list(settings.tenant_names))
         await routing
         following.cancel()
+        deleting.cancel()
 
 
 async def serve(settings: RouterSettings, stop: asyncio.Event) -> None:

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 DASHBOARD = ROOT / "deploy/grafana/tether.json"
 RULES = ROOT / "deploy/prometheus/alerts.yaml"
 # Of the service-supplied labels: what can be a value is decided by code or configuration, never by a user's text.
-LABELS = {"outcome", "state", "reason", "verb", "status", "route", "method", "tenant", "purpose", "cause"}
+LABELS = {"outcome", "state", "reason", "verb", "status", "route", "method", "tenant", "purpose", "cause", "limit"}
 UNITS = ("_seconds", "_bytes", "_messages", "_prompts")
 
 

@@ -46,7 +46,7 @@ def address_of(up: TetherSet, service: str) -> str:
 async def collector_address(up: TetherSet) -> str:
     """As the collector's registration tells it."""
     state = up.state
-    async with await connect(state.nats_url, name="test", user=state.nats_user, password=state.nats_password) as bus:
+    async with await connect(state.nats_url, name="test", creds_file=state.nats_creds_file) as bus:
         [found] = [one async for _, one in Bucket(bus, subjects.SANDBOXES).records(Registration, "default.w1.*")]
     return str(found.facts["metrics"])
 

@@ -38,13 +38,13 @@ TEXT: Final = f"the first words\n!repeat {TOOLS}\n!tool big 0 {OUTPUT_BYTES}\n!e
 
 @asynccontextmanager
 async def bus_of(up: SetState) -> AsyncIterator[NatsBus]:
-    async with await connect(up.nats_url, name="test", user=up.nats_user, password=up.nats_password) as bus:
+    async with await connect(up.nats_url, name="test", creds_file=up.nats_creds_file) as bus:
         yield bus
 
 
 @asynccontextmanager
 async def clients(up: SetState) -> AsyncIterator[tuple[Client, Client]]:
-    credentials = NatsCredentials(user=up.nats_user, password=up.nats_password)
+    credentials = NatsCredentials(creds_file=up.nats_creds_file)
     async with (
         Client.http(up.http_url, up.token) as over_http,
         Client.nats(up.nats_url, credentials, tenant=up.tenant) as over_nats,

@@ -34,7 +34,7 @@ async def test_a_lost_database_is_rebuilt_from_a_living_collector_where_the_log_
         await eventually(asked, "the approval waits")
         execution, workspace = page["executions"][0]["execution"], page["workspace"]
         before = {one["item"] for one in page["items"]}
-        async with await connect(up.nats_url, name="eviction", user=up.nats_user, password=up.nats_password) as bus:
+        async with await connect(up.nats_url, name="eviction", creds_file=up.nats_creds_file) as bus:
             subject = subjects.event(up.tenant, workspace, "c1", execution)
             last = await bus.last(subjects.events_stream(up.tenant), subject)
             assert last is not None

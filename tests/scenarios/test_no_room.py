@@ -18,6 +18,7 @@ import pytest
 from support_fault_round import FaultRound, talk
 from support_local_set import Http
 from tether.errors import BusError
+from tether.nats_authority import Keys
 from tether.service import write_whole
 from tether_chaos.chaos_set import ChaosSet
 from tether_cli.nats_server import EmbeddedServer
@@ -41,8 +42,8 @@ class SmallServer(EmbeddedServer):
 
 
 class SmallSet(ChaosSet):
-    async def _start_bus(self, passwords: dict[str, Path]) -> EmbeddedServer:
-        self._server = server = SmallServer(self.paths, passwords)
+    async def _start_bus(self, own: Keys) -> EmbeddedServer:
+        self._server = server = SmallServer(self.paths, own, self.bus_tenants)
         server.prepare()
         await self._run(self._nats_spec(server))
         return server

@@ -9,20 +9,16 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from support_local_set import Http, eventually, processes_of
-from support_writers import Writers
-from tether_cli.set import ServiceSet, SetOptions
-from tether_cli.state import SetState
+from support_local_set import Http, eventually
+from support_over import Over, a_set, providers
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180)]
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def up(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[SetState]:
-    data = tmp_path_factory.mktemp("resume") / "data"
-    async with ServiceSet(SetOptions(data=data, log="quiet")) as running:
-        yield running.state
-    assert processes_of(data) == []
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=providers())
+async def up(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Over]:
+    async with a_set(request.param, tmp_path_factory.mktemp("resume")) as found:
+        yield found
 
 
 async def response(http: Http, conversation: str, request: str) -> dict[str, Any]:
@@ -31,8 +27,8 @@ async def response(http: Http, conversation: str, request: str) -> dict[str, Any
 
 
 @pytest.mark.parametrize("how", ["hard", "soft"])
-async def test_d9_a_lost_session_fails_by_name_and_the_next_prompt_chooses(up: SetState, how: str) -> None:
-    async with Http(up) as http:
+async def test_d9_a_lost_session_fails_by_name_and_the_next_prompt_chooses(up: Over, how: str) -> None:
+    async with up.http() as http:
         await http.prompt(how, f"{how}-1", f"the number is 4711\n!forget {how}")
         await http.ended(how, 1)
         await http.prompt(how, f"{how}-2", "!recall")
@@ -49,8 +45,8 @@ async def test_d9_a_lost_session_fails_by_name_and_the_next_prompt_chooses(up: S
         assert (await http.texts(how))[-1].startswith("I remember 2 earlier turns: history"), "the new session goes on"
 
 
-async def test_a_fresh_start_forgets_and_the_new_session_is_the_conversations(up: SetState) -> None:
-    async with Http(up) as http:
+async def test_a_fresh_start_forgets_and_the_new_session_is_the_conversations(up: Over) -> None:
+    async with up.http() as http:
         await http.prompt("fresh", "f1", "remember\n!forget hard")
         await http.ended("fresh", 1)
         await http.prompt("fresh", "f2", "!recall", resume="fresh")
@@ -61,8 +57,8 @@ async def test_a_fresh_start_forgets_and_the_new_session_is_the_conversations(up
         assert (await http.texts("fresh"))[-1].startswith("I remember 1 earlier turns:")
 
 
-async def test_g5_after_a_takeover_the_history_stands_in_by_itself_and_there_is_one_writer(up: SetState) -> None:
-    async with Http(up) as http, Writers(up.data) as writers:
+async def test_g5_after_a_takeover_the_history_stands_in_by_itself_and_there_is_one_writer(up: Over) -> None:
+    async with up.http() as http, up.writers() as writers:
         await http.prompt("taken", "t1", "the number is 4711")
         await http.ended("taken", 1)
         await http.prompt("taken", "t2", "!forget hard\nbusy\n!stay\n!tool build 60000")
@@ -103,8 +99,8 @@ def recovered(found: dict[str, Any]) -> list[tuple[str, int]]:
     return [(one["state"]["why"], one["state"]["rows"]) for one in found["items"] if one["kind"] == "session"]
 
 
-async def test_a_first_turn_that_a_drain_cuts_goes_on_from_the_history_which_has_its_message(up: SetState) -> None:
-    async with Http(up) as http:
+async def test_a_first_turn_that_a_drain_cuts_goes_on_from_the_history_which_has_its_message(up: Over) -> None:
+    async with up.http() as http:
         await cut(http, "early")
         await http.prompt("early", "early-2", "!recall", workspace="early")
         await http.ended("early", 2)
@@ -118,8 +114,8 @@ async def test_a_first_turn_that_a_drain_cuts_goes_on_from_the_history_which_has
         assert (await http.texts("early"))[-1].startswith("I remember 2 earlier turns: history")
 
 
-async def test_its_continuation_is_given_the_history_too(up: SetState) -> None:
-    async with Http(up) as http:
+async def test_its_continuation_is_given_the_history_too(up: Over) -> None:
+    async with up.http() as http:
         await cut(http, "onward", continuation="continue")
         answer = await http.client.post("/v1/sandboxes/onward/resume", json={})
         assert answer.status_code == 202, answer.text
@@ -129,8 +125,8 @@ async def test_its_continuation_is_given_the_history_too(up: SetState) -> None:
         assert recovered(found) == [("cut", 1)]
 
 
-async def test_a_first_turn_that_a_takeover_cuts_is_told_to_who_took_over(up: SetState) -> None:
-    async with Http(up) as http:
+async def test_a_first_turn_that_a_takeover_cuts_is_told_to_who_took_over(up: Over) -> None:
+    async with up.http() as http:
         await http.prompt("ousted", "ousted-1", "!stay\n!sleep 600")
 
         async def runs() -> bool:
@@ -144,11 +140,12 @@ async def test_a_first_turn_that_a_takeover_cuts_is_told_to_who_took_over(up: Se
         assert recovered(await http.conversation("ousted")) == [("cut", 1)]
 
 
+@pytest.mark.parametrize("provider", providers())
 async def test_where_no_history_may_stand_in_a_cut_first_turn_fails_by_name_until_the_user_chooses(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, provider: str
 ) -> None:
-    monkeypatch.setenv("TETHER_ROUTER_HISTORY_FALLBACK", "never")
-    async with ServiceSet(SetOptions(data=tmp_path / "data", log="quiet")) as running, Http(running.state) as http:
+    shell = {"TETHER_ROUTER_HISTORY_FALLBACK": "never"}
+    async with a_set(provider, tmp_path, shell=shell) as up, up.http() as http:
         await cut(http, "never")
         for number in (2, 3):
             await http.prompt("never", f"never-{number}", "!recall", workspace="never")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -11,33 +10,22 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from support_local_set import Http, collector_in, eventually, processes_of
+from support_local_set import Http, eventually
+from support_over import Over, a_set, providers, said
 from support_set import TetherSet
-from support_writers import Writers, living
+from support_writers import living
 from tether import ids
-from tether.processes import is_running, send_signal
-from tether_cli.set import ServiceSet, SetOptions
-from tether_cli.state import SetState
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180)]
 
 DEAF = "!ignore SIGTERM\n!ignore SIGINT\n!ignore SIGHUP\n!fork2 60\nbusy\n!stay\n!tool build 60000"
 STUBBORN = "busy\n!stay\n!tool build 60000"  # a signal ends it, an interrupt does not
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def up(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[SetState]:
-    data = tmp_path_factory.mktemp("takeover") / "data"
-    async with ServiceSet(SetOptions(data=data, log="quiet")) as running:
-        yield running.state
-    assert processes_of(data) == []
-
-
-async def said(http: Http, conversation: str, text: str) -> None:
-    async def there() -> bool:
-        return text in await http.texts(conversation)
-
-    await eventually(there, f"the text {text!r}")
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=providers())
+async def up(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Over]:
+    async with a_set(request.param, tmp_path_factory.mktemp("takeover")) as found:
+        yield found
 
 
 async def responses(http: Http, conversation: str) -> dict[str, dict[str, Any]]:
@@ -59,9 +47,9 @@ async def executions(http: Http, conversation: str) -> list[str]:
 
 
 async def test_a_takeover_of_a_tool_that_ignores_signals_and_forks_away_waits_for_the_end_of_everything(
-    up: SetState,
+    up: Over,
 ) -> None:
-    async with Http(up) as http, Writers(up.data) as writers:
+    async with up.http() as http, up.writers() as writers:
         await http.prompt("deaf", "d1", DEAF)
         await said(http, "deaf", "busy")
         old = (await responses(http, "deaf"))["d1"]["execution"]
@@ -81,8 +69,8 @@ async def test_a_takeover_of_a_tool_that_ignores_signals_and_forks_away_waits_fo
     assert writers.overlaps(names) == []
 
 
-async def test_a_pending_approval_is_closed_by_a_takeover_and_its_answer_comes_too_late(up: SetState) -> None:
-    async with Http(up) as http, Writers(up.data) as writers:
+async def test_a_pending_approval_is_closed_by_a_takeover_and_its_answer_comes_too_late(up: Over) -> None:
+    async with up.http() as http, up.writers() as writers:
         await http.prompt("asking", "a1", "!ask write")
 
         async def asked() -> bool:
@@ -106,9 +94,9 @@ async def test_a_pending_approval_is_closed_by_a_takeover_and_its_answer_comes_t
 
 
 async def test_two_takeovers_at_once_end_with_the_later_one_and_the_other_says_that_it_was_superseded(
-    up: SetState,
+    up: Over,
 ) -> None:
-    async with Http(up) as http, Writers(up.data) as writers:
+    async with up.http() as http, up.writers() as writers:
         await http.prompt("both", "b1", "first\n!hang")
         await said(http, "both", "first")
 
@@ -143,14 +131,14 @@ async def test_two_takeovers_at_once_end_with_the_later_one_and_the_other_says_t
     assert writers.overlaps(names) == []
 
 
-async def test_a_collector_killed_in_the_middle_of_a_stop_goes_on_with_it(up: SetState) -> None:
-    async with Http(up) as http, Writers(up.data) as writers:
+async def test_a_collector_killed_in_the_middle_of_a_stop_goes_on_with_it(up: Over) -> None:
+    async with up.http() as http, up.writers() as writers:
         await http.prompt("killed", "k1", STUBBORN, workspace="own-killed")
         await said(http, "killed", "busy")
         old = (await responses(http, "killed"))["k1"]["execution"]
         waiting = asyncio.create_task(http.prompt("killed", "k2", "instead", mode="takeover", workspace="own-killed"))
 
-        stop = ids.control_id(up.tenant, "k2", "stop", 1)
+        stop = ids.control_id(up.state.tenant, "k2", "stop", 1)
 
         async def taken() -> bool:
             receipt = await http.client.get(f"/v1/controls/{stop}")
@@ -158,13 +146,7 @@ async def test_a_collector_killed_in_the_middle_of_a_stop_goes_on_with_it(up: Se
 
         await eventually(taken, "the stop is taken")
         assert old in living()
-        collector = collector_in(Path(up.data), "own-killed")
-        send_signal(collector, signal.SIGKILL)
-
-        async def gone() -> bool:
-            return not is_running(collector)
-
-        await eventually(gone, "the collector's death")
+        await asyncio.to_thread(up.kill_collector, "own-killed")
         await waiting
         await outcome_of(http, "killed", "k2", "completed")
         await outcome_of(http, "killed", "k1", "superseded")
@@ -172,11 +154,11 @@ async def test_a_collector_killed_in_the_middle_of_a_stop_goes_on_with_it(up: Se
     assert writers.overlaps(names) == []
 
 
-async def test_the_command_takes_over_and_shows_what_it_cut_short(up: SetState, tmp_path: Path) -> None:
-    async with Http(up) as http, Writers(up.data) as writers:
+async def test_the_command_takes_over_and_shows_what_it_cut_short(up: Over, tmp_path: Path) -> None:
+    async with up.http() as http, up.writers() as writers:
         await http.prompt("cli", "c1", "first\n!hang")
         await said(http, "cli", "first")
-        there = TetherSet(tmp_path, Path(up.data))
+        there = TetherSet(tmp_path, up.data)
         arguments = ("run", "!say instead", "--agent", "scripted", "--conversation", "cli", "--mode", "takeover")
         done = await asyncio.to_thread(there.tether, *arguments)
         assert (done.returncode, done.stdout) == (0, "instead\n"), done.stderr

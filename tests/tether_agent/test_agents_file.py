@@ -94,3 +94,36 @@ def test_the_file_for_the_collector_is_closed_to_others(tmp_path: Path) -> None:
     agents.write_environment(tmp_path / "env.json", found)
     assert stat.S_IMODE((tmp_path / "env.json").stat().st_mode) == 0o600
     assert json.loads((tmp_path / "env.json").read_text()) == {"claude": {"K": "v"}}
+
+
+def test_what_an_operator_allows_and_redacts_goes_to_every_collector(tmp_path: Path) -> None:
+    file = written(
+        tmp_path / "agents.toml",
+        """
+        [agents.claude]
+        command = ["/opt/claude"]
+        args_allow = ["--add-dir=/srv/shared"]
+
+        [redact]
+        patterns = { corp = "corp_[a-z]{4,8}", ticket = ["tkt-[0-9]{8}"] }
+        """,
+    )
+    told = agents.load(file).collector_settings()
+    assert json.loads(told["TETHER_COLLECTOR_AGENT_ARGS_ALLOW"]) == {"claude": ["--add-dir=/srv/shared"]}
+    assert json.loads(told["TETHER_COLLECTOR_REDACT"]) == {"corp": "corp_[a-z]{4,8}", "ticket": ["tkt-[0-9]{8}"]}
+    assert agents.load(None).collector_settings() == {"TETHER_COLLECTOR_REDACT_BUILTIN": "true"}
+
+
+@pytest.mark.parametrize(
+    ("text", "remedy"),
+    [
+        ('[redact]\npatterns = { corp = "(a|b)c" }', "redact.patterns: corp: ( at 0 is not allowed"),
+        ('[agents.x]\ncommand = ["x"]\nargs_allow = ["debug"]', "agents.x.args_allow: 'debug' must be --flag"),
+    ],
+)
+def test_a_pattern_or_an_argument_that_cannot_be_used_is_refused_at_the_start(
+    tmp_path: Path, text: str, remedy: str
+) -> None:
+    with pytest.raises(AgentsFileError) as error:
+        agents.load(written(tmp_path / "agents.toml", text))
+    assert remedy in str(error.value)

@@ -17,6 +17,7 @@ from tether import events as ev
 from tether.bus import NatsBus
 from tether.errors import InvalidError
 from tether_agent.providers import NotReadyError, ProvisionError, docker_file
+from tether_agent.providers.bus_access import BusAccess
 
 pytestmark = pytest.mark.timeout(180)  # the first of them builds the image
 
@@ -167,8 +168,8 @@ async def test_a_collector_that_refuses_its_configuration_is_a_final_failure(
     async with (provider := sandboxes.provider(bus)).running():
         files = provider._files
 
-        def wrong(file: docker_file.DockerFile) -> dict[str, str]:
-            found = files(file)
+        def wrong(file: docker_file.DockerFile, access: BusAccess) -> dict[str, str]:
+            found = files(file, access)
             told = json.loads(found["environment.json"])
             return {**found, "environment.json": json.dumps({**told, "TETHER_REPLICAS": "many"})}
 
@@ -223,7 +224,7 @@ async def test_a_container_of_which_the_engine_never_saw_the_end_is_waited_for(
 
         for word in ("inspect", "died"):
             setattr(provider._engine, word, forgotten)
-        provider._sandboxes[tenant, WORKSPACE].alive = False
+        provider._sandboxes[tenant, WORKSPACE].seen = False
         with pytest.raises(NotReadyError, match="did not see it end"):
             await provider.ensure(tenant, WORKSPACE)
     assert sandboxes.container(tenant).status == "running"

@@ -120,6 +120,36 @@ async def test_the_same_id_joins_another_id_joins_too_and_says_whose_drain_it_is
     assert (other["report"]["drain"], other["joined"], other["state"]) == ("d1", True, "suspended")
 
 
+async def test_an_id_of_before_is_told_how_it_ended_and_begins_nothing_and_joins_none_that_came_after(
+    active: LocalProvider, sandbox: Sandbox, tmp_path: Path
+) -> None:
+    await sandbox.ask("drain", drain_id="went-well")
+    await sandbox.reaches("suspended")
+    first = await sandbox.reference()
+    await sandbox.ask("resume")
+    await sandbox.reaches("active")
+    sandbox.behave(drain={"fail": "CHECKPOINT_FAILED"})
+    await sandbox.ask("drain", drain_id="failed")
+    await sandbox.report("failed")
+    sandbox.behave(drain={"hold": str(tmp_path / "go")})
+    assert (await sandbox.ask("drain", drain_id="runs"))["report"]["state"] == "running"
+    for state, joined in (("draining", "runs"), ("suspended", "runs")):
+        for drain, ended in (("went-well", "done"), ("failed", "failed")):
+            told = await sandbox.ask("drain-status", drain_id=drain)
+            assert (told["report"]["drain"], told["report"]["state"], told["state"]) == (drain, ended, state)
+            for verb in ("drain", "suspend", "delete"):
+                again = await sandbox.ask(verb, drain_id=drain)
+                assert (again["report"]["drain"], again["report"]["state"]) == (drain, ended), verb
+                assert (again["state"], again["joined"]) == (state, True)
+        assert first is not None
+        made = (await sandbox.ask("drain-status", drain_id="went-well"))["report"]["checkpoint"]
+        assert made["checkpoint"] == first.checkpoint
+        assert (await sandbox.ask("drain", drain_id="new"))["report"]["drain"] == joined
+        (tmp_path / "go").touch()
+        await sandbox.reaches("suspended")
+    assert (await sandbox.ask("drain-status", drain_id="nobodys"))["problem"]["code"] == "NOT_FOUND"
+
+
 async def test_a_start_that_meets_a_drain_waits_and_then_wakes_the_sandbox_with_the_checkpoint(
     active: LocalProvider, sandbox: Sandbox, talk: Conversation, tmp_path: Path
 ) -> None:
@@ -413,7 +443,10 @@ async def test_deleting_what_is_active_drains_it_first_and_keeps_the_checkpoint(
     reference = await sandbox.reference()
     assert reference is not None and told["report"]["checkpoint"]["checkpoint"] == reference.checkpoint
     assert living(reference.boot) == []
-    assert (await sandbox.ask("delete", drain_id="d2"))["problem"]["code"] == "NOT_FOUND"
+    again = await sandbox.ask("delete", drain_id="d1")
+    assert (again["report"]["state"], again["state"], again["joined"]) == ("done", "deleted", True)
+    refused = (await sandbox.ask("delete", drain_id="d2"))["problem"]
+    assert (refused["code"], refused["fields"][0]["field"]) == ("NOT_FOUND", "workspace")
 
 
 async def test_deleting_what_is_suspended_drains_nothing_and_verifies_what_is_kept(

@@ -174,7 +174,7 @@ async def types_of(talk: Conversation, command: StartCommand) -> list[str]:
 async def test_without_its_volume_a_gone_sandbox_is_closed_after_the_wait_and_can_start_anew(
     bus: NatsBus, nats_server: NatsServer, tmp_path: Path, talk: Conversation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tether_agent.providers.local.VOLUME_LOOK_S", 0.05)
+    monkeypatch.setattr("tether_agent.providers.base.VOLUME_LOOK_S", 0.05)
     settings = settings_for(nats_server, tmp_path, agent_volume_wait_s=0.2)
     command = await talk.admit()
     async with agent_service(settings, bus):
@@ -198,7 +198,7 @@ async def test_without_its_volume_a_gone_sandbox_is_closed_after_the_wait_and_ca
 async def test_while_something_of_it_lives_nothing_is_closed_however_long_it_takes(
     bus: NatsBus, nats_server: NatsServer, tmp_path: Path, talk: Conversation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tether_agent.providers.local.VOLUME_LOOK_S", 0.02)
+    monkeypatch.setattr("tether_agent.providers.base.VOLUME_LOOK_S", 0.02)
     settings = settings_for(nats_server, tmp_path, agent_volume_wait_s=0.0)
     command = await talk.admit()
     async with agent_service(settings, bus):
@@ -338,7 +338,7 @@ async def test_a_recovery_collector_tells_the_tail_and_the_end_of_another_boot(
 async def test_a_tail_that_is_found_later_is_salvaged_once_with_its_usage(
     bus: NatsBus, nats_server: NatsServer, tmp_path: Path, talk: Conversation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tether_agent.providers.local.VOLUME_LOOK_S", 0.05)
+    monkeypatch.setattr("tether_agent.providers.base.VOLUME_LOOK_S", 0.05)
     settings = settings_for(nats_server, tmp_path, agent_volume_wait_s=0.1)
     gate = tmp_path / "gate"
     command = await run_until_printed(settings, bus, tmp_path, talk, f"one\n!wait_file {gate}\nunseen")

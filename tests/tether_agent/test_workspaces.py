@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -101,3 +102,14 @@ def test_a_damaged_mapping_stops_the_service_rather_than_showing_an_empty_worksp
     (state / "workspaces.json").write_text('{"t.w": ')
     with pytest.raises(RuntimeError, match="damaged"):
         Workspaces(tmp_path / "workspaces", state)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root shares a directory with a group that it is not in")
+def test_a_new_directory_is_shared_with_the_user_of_clis_and_keeps_what_is_not_theirs(
+    tmp_path: Path, state: Path
+) -> None:
+    made = Workspaces(tmp_path / "workspaces", state, "54321:54322").directory("t", "w")
+    facts = made.stat()
+    assert (facts.st_uid, facts.st_gid, facts.st_mode & 0o7777) == (0, 54322, 0o1770)
+    with pytest.raises(RuntimeError, match="nobody-of-that-name is no user here"):
+        Workspaces(tmp_path / "workspaces", state, "nobody-of-that-name")

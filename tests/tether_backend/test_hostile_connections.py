@@ -11,8 +11,9 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import structlog
 
-from support_backend import Backend, Log, eventually, running_backend, token_of
+from support_backend import Backend, Log, eventually, running_backend, text_delta, token_of
 from tether.api import WsClose
 from tether.limits import WS_MESSAGE_BYTES_MAX
 from tether.testing import MemoryBus, MemoryServer
@@ -258,3 +259,65 @@ async def test_what_is_no_message_of_the_log_keeps_nobody_from_what_follows(back
 async def test_an_end_that_can_never_come_is_refused(backend: Backend, until: str) -> None:
     answer = await backend.client.get("/v1/conversations/c1/events", params={"until": until})
     assert answer.status_code == 422 and answer.json()["fields"][0]["field"] == "until"
+
+
+async def test_a_peer_whose_frames_are_none_is_closed_for_it_and_nothing_is_told_of_as_a_failure_here(
+    backend: Backend, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = Log(backend.deps.bus, TENANT)
+    for first in range(1, 2000, 500):
+        await log.frame("e1", [text_delta(first + more, "x" * 40, offset=40 * more) for more in range(500)])
+
+    async def one(wait: int) -> None:
+        reader, writer = await follow(backend)
+        for _ in range(wait):
+            await asyncio.sleep(0)
+        writer.write(b"\xf3\x80\0\0\0\0")  # a reserved opcode, while much is on its way to the peer
+        async with asyncio.timeout(20):
+            told = await reader.read()
+        assert struct.pack(">H", 1002) in told
+        writer.transport.abort()
+
+    for wait in range(8):
+        await one(wait)
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allow"),
+    [
+        ("OPTIONS", "/v1/sandboxes/w1", "DELETE, GET"),
+        ("POST", "/v1/executions/e1/items", "GET"),
+        ("POST", "/v1/executions/e1/snapshot", "GET"),
+        ("GET", "/v1/executions/e1/stop", "POST"),
+        ("DELETE", "/v1/conversations/c1/interactions/a/b", "POST"),
+    ],
+)
+async def test_a_method_that_a_path_does_not_take_is_refused_with_those_that_it_takes(
+    backend: Backend, method: str, path: str, allow: str
+) -> None:
+    answer = await backend.client.request(method, path)
+    assert (answer.status_code, answer.headers["allow"]) == (405, allow)
+
+
+async def test_an_execution_takes_no_other_verb_than_those_of_the_document(backend: Backend) -> None:
+    assert (await backend.client.post("/v1/executions/e1/kill", json={})).status_code == 404
+
+
+async def test_a_client_that_leaves_in_the_middle_of_its_body_is_no_failure_of_the_service(backend: Backend) -> None:
+    bearer = f"Authorization: Bearer {token_of(TENANT)}"
+    with structlog.testing.capture_logs() as told:
+        for path in ("/v1/executions/e1/stop", "/v1/sandboxes/w1/resume", "/v1/conversations/c1/messages"):
+            _, writer = await plug(backend)
+            writer.write(request(backend, path, bearer, "Content-Length: 100", method="POST") + b'{"a":')
+            await writer.drain()
+            writer.write_eof()
+            writer.close()
+
+        async def counted() -> bool:
+            answer = await backend.client.get("/metrics")
+            broken = [line for line in answer.text.splitlines() if "_requests" in line and 'status="400"' in line]
+            return sum(float(line.rpartition(" ")[2]) for line in broken) >= 3
+
+        await eventually(counted, "each of them is over")
+    assert [one for one in told if one["log_level"] in ("error", "critical")] == []

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from tether_agent.agents import load
+from tether_cli import agents_config
 from tether_cli.agents_config import AgentFinding, write
 
 
@@ -26,3 +28,18 @@ def test_every_value_of_an_agents_file_is_handed_on_as_it_stands(tmp_path: Path,
     path, command = tmp_path / "agents.toml", ["/opt/\U0001f600/mine", "--acp"]
     write(path, [AgentFinding("acp:mine", tuple(command), settings=settings)])
     assert tomllib.loads(path.read_text(encoding="utf-8")) == {"agents": {"acp:mine": {**settings, "command": command}}}
+
+
+def test_what_is_allowed_and_redacted_reaches_the_agent_service_as_it_was_written(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.toml"
+    mine.write_text(
+        '[agents.scripted]\ncommand = ["/bin/true"]\nargs_allow = ["--home="]\n'
+        '[redact]\nbuiltin = false\npatterns = { corp = "corp_[a-z]{4,8}", two = ["ab[0-9]{3}", "cd[0-9]{3}"] }\n'
+    )
+    written = tmp_path / "agents.toml"
+    found = agents_config.findings(agents_file=mine, environ={})
+    agents_config.write(written, [one for one in found if one.kind == "scripted"], agents_config.redact(mine))
+    loaded = load(written)
+    assert loaded.agents["scripted"].args_allow == ("--home=",)
+    assert loaded.redact.builtin is False
+    assert loaded.redact.patterns == {"corp": "corp_[a-z]{4,8}", "two": ("ab[0-9]{3}", "cd[0-9]{3}")}

@@ -18,6 +18,7 @@ import httpx2
 import pytest
 
 from support_local_set import Http, collector_of, eventually, processes_of
+from tether.nkey_jwt import read_credentials
 from tether.processes import is_running, send_signal
 from tether_cli import state
 from tether_cli.state import SetState
@@ -115,9 +116,8 @@ async def test_what_is_named_wrongly_is_told_with_where_to_look(data: Path) -> N
     assert "`tether webhooks` lists notifications" in retried.stderr
     # Whoever names no agent may mean one that runs in the conversation: it is sent, and what came of it is told.
     unstarted = tether("run", "hello", "--conversation", "c1", data=data)
-    assert unstarted.returncode == 1
-    assert "── never_started, " in unstarted.stderr and "`tether doctor`" in unstarted.stderr
-    assert "tokens" not in unstarted.stderr and "tether logs" not in unstarted.stderr
+    assert unstarted.returncode == 2
+    assert "agent.kind: there is no agent claude; there is: scripted" in unstarted.stderr
 
 
 def test_an_agent_that_the_set_does_not_have_is_refused_before_anything_is_sent(data: Path, tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ async def test_the_logs_retention_is_the_shells_and_is_no_difference(data: Path)
     assert done.returncode == 0 and "is not used" not in done.stderr, done.stderr
     found = state.require(data)
     assert (found.events_max_age_s, found.events_max_bytes) == (3600, 32 << 20)
-    async with await connect(found.nats_url, name="test", user=found.nats_user, password=found.nats_password) as bus:
+    async with await connect(found.nats_url, name="test", creds_file=found.nats_creds_file) as bus:
         config = (await bus.api("$JS.API.STREAM.INFO.EVENTS_default"))["config"]
     assert isinstance(config, dict)
     assert (config["max_age"], config["max_bytes"]) == (3600 * 10**9, 32 << 20)
@@ -226,7 +226,7 @@ async def test_a_foreground_set_ends_in_order_on_ctrl_c(data: Path) -> None:
     assert b"tether is up: http://127.0.0.1:" in out
     assert b"next:" in out
     services = {json.loads(line)["service"] for line in err.splitlines() if line.startswith(b"{")}
-    assert {"nats", "router", "agent", "backend"} <= services
+    assert {"router", "agent", "backend"} <= services  # nats-server has nothing to warn of
 
 
 async def test_killing_the_set_ends_its_services_and_the_next_one_goes_on_with_the_running_execution(
@@ -308,7 +308,7 @@ async def test_topology_and_doctor_name_what_differs_and_ensure_puts_it_right(da
     checks = {check["name"]: check for check in value_of(doctor)["checks"]}
     assert doctor.returncode == 0, doctor.stdout
     assert checks["topology"]["verdict"] == checks["services"]["verdict"] == "ok"
-    async with await connect(found.nats_url, name="test", user=found.nats_user, password=found.nats_password) as bus:
+    async with await connect(found.nats_url, name="test", creds_file=found.nats_creds_file) as bus:
         await bus.delete_stream("KV_tether_checkpoints")
     diff = tether("topology", "diff", "--json", data=data)
     assert diff.returncode == 1
@@ -320,14 +320,16 @@ async def test_topology_and_doctor_name_what_differs_and_ensure_puts_it_right(da
     assert tether("topology", "diff", data=data).returncode == 0
 
 
-def test_the_nats_context_is_a_closed_file_and_the_password_is_not_printed(data: Path, tmp_path: Path) -> None:
+def test_the_nats_context_is_a_closed_file_that_names_credentials_and_holds_none(data: Path, tmp_path: Path) -> None:
     found = up(data)
     done = tether("nats-context", "--json", data=data, XDG_CONFIG_HOME=str(tmp_path / "config"))
     told = value_of(done)
     path = Path(told["file"])
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert json.loads(path.read_text())["password"] == found.nats_password
-    assert found.nats_password not in done.stdout
+    assert json.loads(path.read_text())["creds"] == found.nats_creds_file
+    creds = Path(found.nats_creds_file)
+    assert stat.S_IMODE(creds.stat().st_mode) == 0o600
+    assert read_credentials(creds.read_text())[1].seed not in done.stdout + path.read_text()
     assert tether("nats-context", "--name", "../x", data=data).returncode == 2
 
 

@@ -53,6 +53,9 @@ async def test_a_sandbox_in_use_is_not_suspended_but_drained_and_the_next_prompt
         busy = up.tether("suspend", "w1")
         assert busy.returncode == 1 and "SESSION_BUSY" in busy.stderr
         assert "c1" in busy.stderr and "`tether suspend w1 --force" in busy.stderr
+        told_busy = json.loads(up.tether("suspend", "w1", "--json").stderr)["error"]
+        assert [one["conversation"] for one in told_busy["executions"]] == ["c1"] and told_busy["exit_code"] == 1
+        assert "1" in up.tether("sandbox", "list").stdout.splitlines()[1].split()[-1:]
         drained = up.tether("drain", "w1", "--grace", "5", "--reason", "new kernel", "--drain-id", "d1")
         assert drained.returncode == 0, drained.stderr
         assert "draining as d1; Ctrl-C stops the waiting, not the drain" in drained.stderr
@@ -63,16 +66,21 @@ async def test_a_sandbox_in_use_is_not_suspended_but_drained_and_the_next_prompt
         again = told(up, "drain", "w1", "--drain-id", "d1")
         assert (again["drain"], again["state"], again["sandbox_state"]) == ("d1", "done", "suspended")
         shown = up.tether("sandbox", "show", "w1").stdout
-        assert "w1  suspended" in shown and "it sleeps, and a message wakes it" in shown and "d1: done" in shown
+        assert "w1  suspended" in shown and "it sleeps, and a message wakes it" in shown
+        assert "last drain  d1: done (new kernel)" in shown
         assert execution in shown
         (row,) = told(up, "top", "--once")["sandboxes"]
         assert (row["state"], row["connected"], row["executions"]) == ("suspended", False, 0)
+        asleep = up.tether("sandbox", "restart-collector", "w1")
+        assert asleep.returncode == 2 and "it sleeps" in asleep.stderr
+        assert "`tether resume w1` wakes it" in asleep.stderr
         await http.prompt("c1", "r2", "!say after", workspace="w1")
         await http.ended("c1", 2)
     executions = told(up, "show", "c1")["executions"]
     assert [one["outcome"] for one in executions] == ["drained", "completed"]
     assert executions[0]["native_session"] == executions[1]["native_session"], "it was resumed"
     assert told(up, "sandbox", "show", "w1")["state"] == "active"
+    assert up.tether("sandbox", "list").stdout.splitlines()[1].split()[-1] != "1", "it has ended"
 
 
 async def test_a_sandbox_is_suspended_woken_and_deleted_by_command(up: TetherSet) -> None:

@@ -55,8 +55,9 @@ def test_on_a_terminal_the_same_prompt_is_sent_again_with_what_was_chosen(up: Te
 def test_who_chooses_nothing_leaves_it_and_attach_offers_it_later(up: TetherSet) -> None:
     lose(up, "c2")
     command = up.command("run", "!say the second", "--agent", "scripted", "--conversation", "c2")
-    code, text = on_terminal(command, environment(up.home), [(ASKS, "\n")])
+    code, text = on_terminal(command, environment(up.home), [(ASKS, "maybe\n"), ("none of these: 1, 2", "\n")])
     assert code == 1 and len(messages(up, "c2")) == 2, text
+    assert "maybe is none of these: 1, 2, fresh, history" in text and "--conversation c2 --resume fresh" in text
     quiet = up.tether("attach", "c2")
     assert quiet.returncode == 1
     assert "--conversation c2 --resume fresh" in quiet.stderr and "(or `history`)" in quiet.stderr

@@ -12,6 +12,7 @@ import httpx2
 import pytest
 
 from support_local_set import Http, collector_of, eventually, listening_addresses, processes_of
+from tether.nkey_jwt import read_credentials
 from tether.processes import is_running, send_signal
 from tether_agent.providers import procfs
 from tether_cli import state, workspaces
@@ -63,8 +64,12 @@ async def test_a_step_of_the_end_that_fails_skips_no_other(data: Path, monkeypat
 
 async def test_secrets_are_closed_to_others_and_in_no_argument_or_log(data: Path) -> None:
     async with ServiceSet(options(data)) as up:
-        secrets = [up.state.token, *(path.read_text() for path in (data / "secrets").iterdir())]
-        assert len(set(secrets)) == 6
+        folder = data / "secrets"
+        secrets = [up.state.token, *(path.read_text() for path in folder.glob("*.seed"))]
+        for path in folder.glob("*.creds"):
+            claims, key = read_credentials(path.read_text())
+            secrets += [claims, key.seed]
+        assert len(set(secrets)) == len(secrets) == 1 + 4 + 2 * 5
         assert all(len(secret) >= 32 for secret in secrets)
         arguments = "\n".join(" ".join(procfs.argv_of(pid)) for pid in procfs.pids())
         state_text = (data / "state.json").read_text()
@@ -178,11 +183,15 @@ async def test_a_second_set_on_the_same_directory_is_refused_and_harms_nothing(d
             assert (await http.client.get("/readyz")).status_code == 200
 
 
-async def test_the_bus_keeps_its_port_and_passwords_over_a_restart_of_the_set(data: Path) -> None:
+def _key_of(creds_file: str) -> str:
+    return read_credentials(Path(creds_file).read_text())[1].seed
+
+
+async def test_the_bus_keeps_its_port_and_keys_over_a_restart_of_the_set(data: Path) -> None:
     async with ServiceSet(options(data)) as up:
-        first = (up.state.nats_url, up.state.nats_password, up.state.token)
+        first = (up.state.nats_url, _key_of(up.state.nats_creds_file), up.state.token)
     async with ServiceSet(options(data)) as up:
-        assert (up.state.nats_url, up.state.nats_password, up.state.token) == first
+        assert (up.state.nats_url, _key_of(up.state.nats_creds_file), up.state.token) == first
 
 
 async def test_a_port_that_was_taken_meanwhile_is_given_up(data: Path) -> None:

@@ -20,6 +20,7 @@ from tether.processes import is_running
 from tether.sandbox import Registration, SandboxRecord
 from tether_cli.commands.top import age, render, size
 from tether_cli.looking import Consumer, Execution, Sandbox, Service, Stream, View, sandbox_of
+from tether_cli.quotas_view import Quota, of_metrics
 
 pytestmark = pytest.mark.timeout(180)
 DEADLINE_S = 30.0
@@ -171,3 +172,29 @@ def test_sizes_are_short(count: int, shown: str) -> None:
 @pytest.mark.parametrize(("seconds", "shown"), [(0.4, "0s"), (61, "1m01"), (7500, "2h05"), (180000, "2d02h")])
 def test_ages_are_short(seconds: float, shown: str) -> None:
     assert age(seconds) == shown
+
+
+def test_quotas_in_use_are_shown_beside_their_limits_and_the_rest_is_not() -> None:
+    from rich.console import Console
+
+    text = """# TYPE tether_quota_used gauge
+tether_quota_used{limit="readers",tenant="acme"} 3.0
+tether_quota_used{limit="stored_bytes",tenant="acme"} 5.24288e+07
+tether_quota_used{limit="readers",tenant="other"} 9.0
+tether_quota_limit{limit="readers",tenant="acme"} 4096.0
+tether_quota_limit{limit="stored_bytes",tenant="acme"} 1.048576e+08
+tether_quota_limit{limit="waiting_prompts",tenant="acme"} 10.0
+"""
+    found = of_metrics(text, "acme")
+    assert found == [
+        Quota("readers", 3, 4096),
+        Quota("stored_bytes", 50 << 20, 100 << 20),
+        Quota("waiting_prompts", 0, 10),
+    ]
+    shown = io.StringIO()
+    Console(width=80, file=shown, force_terminal=False).print(render(View(at_ms=0, quotas=tuple(found[:2])), 80))
+    rows = [line.split() for line in shown.getvalue().splitlines()]
+    assert ["readers", "3", "4096"] in rows and ["stored_bytes", "50.0M", "100M"] in rows
+    without = io.StringIO()
+    Console(width=80, file=without, force_terminal=False).print(render(View(at_ms=0), 80))
+    assert "QUOTA" not in without.getvalue()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import sqlite3
 from contextlib import closing
@@ -95,6 +96,43 @@ def test_what_is_no_file_is_left_out_and_named(workspace: Path) -> None:
     assert not {"pipe", "socket"} & set(named(found))
 
 
+def test_what_vanishes_during_the_walk_is_no_part_of_the_checkpoint_and_a_folder_that_was_begun_is_named(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in ("gone", "replaced", "linked", "parent/only", "stays"):
+        (workspace / folder).mkdir(parents=True)
+        (workspace / folder / "file").write_text(folder)
+    outside = workspace.parent / "outside"
+    outside.mkdir()
+    (outside / "secret").write_text("not ours")
+    real = files._entries
+
+    def entries(folder: Path, root: Path) -> list[files._Entry]:
+        name = str(folder.relative_to(workspace))
+        if name in ("gone", "replaced", "linked", "parent/only"):
+            shutil.rmtree(folder)
+        if name == "replaced":
+            folder.write_text("a file now")
+        if name == "linked":
+            folder.symlink_to(outside)
+        found = real(folder, root)
+        if name == "stays":
+            (folder / "file").unlink()
+        return found
+
+    monkeypatch.setattr(files, "_entries", entries)
+    found = collected(workspace)
+    vanished = ["gone", "linked", "parent/only", "replaced"]
+    assert sorted(out.path for out in found.left_out if out.why == files.VANISHED) == vanished
+    assert [path for path in named(found) if not path.startswith(".tether/")] == [], "nothing is read through a link"
+    assert found.empty_folders == ["parent", "stays"]
+
+
+def test_a_workspace_that_is_away_is_not_taken_for_an_empty_one(workspace: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        files._walk(workspace / "away", "", "workspace", Found(workspace))
+
+
 def test_one_file_too_many_or_too_large_fails_by_name(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (workspace / "large.bin").write_bytes(b"x" * 100_000)
     monkeypatch.setattr(rules, "CHECKPOINT_BYTES_MAX", 99_999 + 60_000)
@@ -124,7 +162,7 @@ def test_a_file_that_is_being_written_fails_by_name(workspace: Path, monkeypatch
 
     monkeypatch.setattr("os.read", reading)
     with pytest.raises(UnfitFileError, match=r"busy.log is being written"):
-        files._digest(path)
+        files._digest(path, path.parent)
 
 
 def test_the_journal_is_copied_as_who_goes_on_elsewhere_is_to_find_it(workspace: Path) -> None:
@@ -163,9 +201,9 @@ def test_a_sparse_file_beyond_the_limit_fails_by_name_without_being_read(
         file.truncate(1 << 40)
     read = files._digest
 
-    def digest(path: Path) -> tuple[int, str]:
+    def digest(path: Path, root: Path) -> tuple[int, str]:
         assert path.name != "disk.img"
-        return read(path)
+        return read(path, root)
 
     monkeypatch.setattr(files, "_digest", digest)
     with pytest.raises(UnfitFileError, match=r"MiB; disk\.img is one too many"):
@@ -181,3 +219,18 @@ def test_folders_nested_without_end_fail_by_name_and_those_within_the_limit_are_
     (deepest / "d" / "leaf").write_text("x")
     with pytest.raises(UnfitFileError, match=f"it lies more than {rules.DEPTH_MAX} folders deep"):
         collected(workspace)
+
+
+def test_a_folder_that_becomes_a_link_out_of_the_workspace_is_not_read(workspace: Path, tmp_path: Path) -> None:
+    """The name was a folder when it was looked at, and is a link when it is opened: nobody's file is taken for ours."""
+    outside = tmp_path / "outside"
+    (outside / "deep").mkdir(parents=True)
+    (outside / "deep" / "secret").write_text("another tenant's")
+    (workspace / "way").symlink_to(outside)
+    with pytest.raises(OSError, match="leads out of its folder"):
+        files._digest(workspace / "way" / "deep" / "secret", workspace)
+    with pytest.raises(OSError, match="leads out of its folder"):
+        files._entries(workspace / "way" / "deep", workspace)
+    found = collected(workspace)
+    assert [file.link for file in found.files if file.path == "way"] == [str(outside)], "kept as the link that it is"
+    assert not any("secret" in file.path for file in found.files)

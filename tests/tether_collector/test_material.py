@@ -74,8 +74,8 @@ async def test_no_more_than_so_many_are_prepared_at_once(tmp_path: Path, monkeyp
 def test_a_staged_file_is_put_into_its_place_once(tmp_path: Path) -> None:
     staged, place = tmp_path / "staged", tmp_path / "a" / "b" / "file"
     staged.write_text("x")
-    publish(staged, place)
-    publish(staged, place)
+    publish(staged, place, tmp_path)
+    publish(staged, place, tmp_path)
     assert place.read_text() == "x" and not staged.exists()
 
 

@@ -8,11 +8,15 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from tether import events as ev
+from tether import subjects
 from tether.events import ConversationEvent, Event
 from tether.frames import Frame, Position, encode_event, message_id
 from tether.ids import default_workspace, new_id, sandbox_id
+from tether.kv import Bucket
 from tether.limits import EXECUTION_TOKEN_CONVERSATION, FRAME_EVENTS_MAX
+from tether.owner import OwnerRecord, Tombstone
 from tether.ports import Bus, PubAck
+from tether.prompt import ConversationRecord, RequestRecord
 from tether.subjects import EventAddress
 
 _TEXT: Final = "what an agent says of its work, at the length of a usual line of text"
@@ -101,7 +105,25 @@ def _event(ordinal: int, at: int) -> str:
 
 
 async def introduce(bus: Bus, made: MadeExecution) -> None:
-    """The conversation's own events: the prompt and the response that the execution answers."""
+    """As a router admits it: the records that readers ask for, then the conversation's own events: the prompt and the
+    response that the execution answers."""
+    where = made.address
+    key = subjects.conversation_key(where.tenant, where.conversation)
+    place = ConversationRecord(workspace=where.workspace).model_dump(mode="json")
+    await Bucket(bus, subjects.CONVERSATIONS).create(key, place, op="bench")
+    asked = RequestRecord(
+        digest="bench",
+        workspace=where.workspace,
+        conversation=where.conversation,
+        attempt=1,
+        prompt_sequence=1,
+        state="done",
+    )
+    request = str(made.introduction[0].body["request"])
+    await Bucket(bus, subjects.REQUESTS).create(subjects.request_key(where.tenant, request), asked.value(), op="bench")
+    owner = OwnerRecord(tombstones=(Tombstone(execution=where.execution, outcome="completed", at=1),))
+    key = subjects.owner_key(where.tenant, where.workspace, where.conversation)
+    await Bucket(bus, subjects.OWNERS).create(key, owner.value(), op="bench")
     for event in made.introduction:
         await bus.publish(
             made.conversation_subject, encode_event(event), msg_id=f"{made.address.conversation}/{event.id}"

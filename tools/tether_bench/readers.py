@@ -11,14 +11,17 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final, cast
 from urllib.parse import urlsplit
 
+from tether import nats_authority, nkey_jwt
 from tether.bus import NatsBus
 from tether_bench.processes import CpuMeter, pids
 from tether_bench.rig import END_S, START_S, Rig
 from tether_bench.stats import Figure, Target, percentile_of_counts
 from tether_bench.tap import BenchError, SseReplay
+from tether_cli.state import Paths
 
 READERS: Final = 1000
 RATE: Final = 50  # events a second of the conversation
@@ -237,9 +240,18 @@ def _sse(rig: Rig, conversation: str) -> tuple[str, int, str, str]:
 
 def _nats(rig: Rig) -> tuple[str, int, str, str]:
     address = urlsplit(rig.state.nats_url)
-    options = json.dumps({"verbose": False, "user": rig.state.nats_user, "pass": rig.state.nats_password})
+    options = json.dumps({"verbose": False, "jwt": _bearer(rig)})
     hello = f"CONNECT {options}\r\nSUB {_SUBJECT} 1\r\nPING\r\n"
     return address.hostname or "127.0.0.1", address.port or 4222, hello, "PONG"
+
+
+def _bearer(rig: Rig) -> str:
+    """Claims of a user that proves no key: a socket here sends what it has to say without reading first."""
+    services = nats_authority.keys(Paths(Path(rig.state.data)).secrets).services
+    user = nkey_jwt.new_key(nkey_jwt.Kind.USER)
+    hears = nkey_jwt.Allowed(publish=(), subscribe=(_SUBJECT,))
+    now_s = int(time.time())
+    return nkey_jwt.user_claims(services, user.public, name="bench", allowed=hears, issued_s=now_s, bearer=True)
 
 
 # --- baselines: the same bytes to as many sockets of the same processes ---

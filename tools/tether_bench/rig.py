@@ -230,9 +230,7 @@ class Rig:
     @contextlib.asynccontextmanager
     async def bus(self) -> AsyncIterator[NatsBus]:
         state = self.state
-        async with await connect(
-            state.nats_url, name="tether-bench", user=state.nats_user, password=state.nats_password
-        ) as bus:
+        async with await connect(state.nats_url, name="tether-bench", creds_file=state.nats_creds_file) as bus:
             yield bus
 
     @property

@@ -13,10 +13,10 @@ import os
 import socket
 import time
 from collections import defaultdict
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Self
 
+from tether.nats_authority import Keys
 from tether.processes import ProcessId
 from tether.service import write_whole
 from tether_chaos.proxy import NatsProxy
@@ -28,6 +28,7 @@ from tether_cli.supervise import ChildSpec, inherited
 
 PROXIED: Final = ("router", "agent", "backend")
 NODES: Final = 3
+PLACES: Final = 64  # for running executions: enough for every round, so that places are taken and freed under fault
 
 
 def _free_port() -> int:
@@ -39,8 +40,8 @@ def _free_port() -> int:
 class _ClusterNode(EmbeddedServer):
     """One server of the cluster, with a folder of its own below the set's."""
 
-    def __init__(self, paths: Paths, passwords: Mapping[str, Path], number: int, routes: list[int]) -> None:
-        super().__init__(paths, passwords)
+    def __init__(self, paths: Paths, own: Keys, tenants: Sequence[str], number: int, routes: list[int]) -> None:
+        super().__init__(paths, own, tenants)
         self._folder = paths.nats / f"n{number}"
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.port = _free_port()
@@ -60,8 +61,8 @@ class _ClusterNode(EmbeddedServer):
 class _ClusterView(EmbeddedServer):
     """What services are told: all servers."""
 
-    def __init__(self, paths: Paths, passwords: Mapping[str, Path], nodes: list[_ClusterNode]) -> None:
-        super().__init__(paths, passwords)
+    def __init__(self, paths: Paths, own: Keys, tenants: Sequence[str], nodes: list[_ClusterNode]) -> None:
+        super().__init__(paths, own, tenants)
         self._nodes = nodes
 
     @property
@@ -103,18 +104,18 @@ class ChaosSet(ServiceSet):
         assert self._server is not None
         return self._server.port
 
-    async def _start_bus(self, passwords: dict[str, Path]) -> EmbeddedServer:
+    async def _start_bus(self, own: Keys) -> EmbeddedServer:
         if self.nodes == 1:
-            self._server = await super()._start_bus(passwords)
+            self._server = await super()._start_bus(own)
             return self._server
         routes = [_free_port() for _ in range(self.nodes)]
-        nodes = [_ClusterNode(self.paths, passwords, number, routes) for number in range(self.nodes)]
+        nodes = [_ClusterNode(self.paths, own, self.bus_tenants, number, routes) for number in range(self.nodes)]
         for node in nodes:
             node.prepare()
         async with asyncio.TaskGroup() as group:
             for number, node in enumerate(nodes):
                 group.create_task(self._run(self._node_spec(number, node)), name=f"start-nats{number}")
-        return _ClusterView(self.paths, passwords, nodes)
+        return _ClusterView(self.paths, own, self.bus_tenants, nodes)
 
     def _node_spec(self, number: int, node: _ClusterNode) -> ChildSpec:
         def started(facts: dict[str, Any]) -> None:
@@ -132,12 +133,14 @@ class ChaosSet(ServiceSet):
             file_only="[INF]",
         )
 
-    def _service_spec(self, name: str, server: EmbeddedServer, passwords: dict[str, Path]) -> ChildSpec:
-        spec = super()._service_spec(name, server, passwords)
+    def _service_spec(self, name: str, server: EmbeddedServer, own: Keys) -> ChildSpec:
+        spec = super()._service_spec(name, server, own)
         if name in self.proxies:
             spec.env["TETHER_NATS_URL"] = self.proxies[name].url
         if name == "backend":
             spec.env.update(self._backend_environment)
+        if name == "router":
+            spec.env["TETHER_ROUTER_QUOTA_RUNNING_EXECUTIONS"] = str(PLACES)
         if self.nodes > 1:
             spec.env["TETHER_REPLICAS"] = str(self.nodes)
         return spec

@@ -264,7 +264,7 @@ class FailpointRun(Round):
     async def _ask(self, subject: str, data: bytes) -> None:
         up = self._up
         assert up is not None
-        async with await connect(up.nats_url, name="chaos", user=up.nats_user, password=up.nats_password) as bus:
+        async with await connect(up.nats_url, name="chaos", creds_file=up.nats_creds_file) as bus:
             with contextlib.suppress(BusError):  # who should answer may have died in the failpoint
                 await bus.request(subject, data, timeout_s=20.0)
 
@@ -287,7 +287,7 @@ class FailpointRun(Round):
         for process in frozen:
             send_signal(process, signal.SIGSTOP)
         try:
-            async with await connect(up.nats_url, name="chaos", user=up.nats_user, password=up.nats_password) as bus:
+            async with await connect(up.nats_url, name="chaos", creds_file=up.nats_creds_file) as bus:
                 last = await bus.last(subjects.events_stream(up.tenant), address.subject)
                 if last is None:
                     return
@@ -328,8 +328,7 @@ class FailpointRun(Round):
         kept = {name: value for name, value in os.environ.items() if not name.startswith("TETHER_")}
         environment = kept | {
             "TETHER_CLIENT_URL": up.nats_url,
-            "TETHER_CLIENT_NATS_USER": up.nats_user,
-            "TETHER_CLIENT_NATS_PASSWORD_FILE": up.nats_password_file,
+            "TETHER_CLIENT_NATS_CREDS_FILE": up.nats_creds_file,
             "TETHER_CLIENT_TENANT": up.tenant,
             FOLDER_VARIABLE: str(self._armed),
         }

@@ -31,9 +31,11 @@ from tether import Client
 from tether.bus import NatsBus, connect
 from tether.client import NatsCredentials
 from tether.kv import Bucket
+from tether.nats_authority import Keys
 from tether.sandbox import Registration
 from tether.service import write_whole
 from tether.subjects import SANDBOXES
+from tether.walking import entries_below
 from tether_chaos.chaos_set import ChaosSet
 from tether_chaos.faults import Kill, Victim, victims
 from tether_chaos.plan import SERVICES
@@ -49,6 +51,7 @@ ASK_EVERY: Final = 10
 TOLERANCE: Final[Mapping[str, float]] = {"fds": 12, "threads": 4, "tasks": 6, "rss_mib": 48}
 _BACK_OFF_S: Final = 0.2
 _LOOK_S: Final = 1.0
+WRITING_S: Final = 2.0  # no write of a file takes so long, on a machine that is not overloaded
 _ANY_PORT: Final = "127.0.0.1:0"
 _TASKS: Final = re.compile(r"^tether_tasks (\S+)$", re.MULTILINE)
 
@@ -73,16 +76,16 @@ class FlatSet(ChaosSet):
 
     monitor = ""
 
-    async def _start_bus(self, passwords: dict[str, Path]) -> EmbeddedServer:
-        server = _MonitoredServer(self.paths, passwords)
+    async def _start_bus(self, own: Keys) -> EmbeddedServer:
+        server = _MonitoredServer(self.paths, own, self.bus_tenants)
         self._server = server
         server.prepare()
         await self._run(self._nats_spec(server))
         self.monitor = f"http://127.0.0.1:{server.monitor}"
         return server
 
-    def _service_spec(self, name: str, server: EmbeddedServer, passwords: dict[str, Path]) -> ChildSpec:
-        spec = super()._service_spec(name, server, passwords)
+    def _service_spec(self, name: str, server: EmbeddedServer, own: Keys) -> ChildSpec:
+        spec = super()._service_spec(name, server, own)
         spec.env["TETHER_METRICS_LISTEN"] = _ANY_PORT
         if name == "agent":
             spec.env["TETHER_AGENT_COLLECTOR_METRICS_LISTEN"] = _ANY_PORT
@@ -104,7 +107,7 @@ class Flatness:
         self._set = services
         self._restarts = restarts
         up = services.state
-        password = NatsCredentials(user=up.nats_user, password=up.nats_password)
+        password = NatsCredentials(creds_file=up.nats_creds_file)
         self._client = Client.nats(up.nats_url, password, tenant=up.tenant)
         self._asked = 0
         self.before = Measured()
@@ -176,7 +179,7 @@ async def settled(services: FlatSet, before: Measured | None) -> Measured:
 async def measure_now(services: FlatSet) -> Measured:
     """One look."""
     up = services.state
-    async with await connect(up.nats_url, name="flat", user=up.nats_user, password=up.nats_password) as bus:
+    async with await connect(up.nats_url, name="flat", creds_file=up.nats_creds_file) as bus:
         consumers = await _consumers(bus)
         addresses = await _figures(services, bus)
     async with httpx2.AsyncClient(trust_env=False) as http:
@@ -231,9 +234,13 @@ async def _consumers(bus: NatsBus) -> int:
 
 
 def _temporary_files(data: Path) -> int:
-    """Unfinished files and sockets below the data directory, and folders of ours in the system's own."""
-    found = sum(1 for path in data.rglob("*") if path.name.endswith((".tmp", ".part")) and "store" not in path.parts)
-    return found + sum(1 for path in Path(tempfile.gettempdir()).glob("tether-*.tmp"))
+    """Unfinished files below the data directory that nobody has touched for WRITING_S."""
+    old_s, found = time.time() - WRITING_S, 0
+    for entry in entries_below(data):
+        if entry.name.endswith((".tmp", ".part")) and "/store/" not in entry.path:
+            with contextlib.suppress(FileNotFoundError):
+                found += entry.stat(follow_symlinks=False).st_mtime < old_s
+    return found
 
 
 def _of_process(pid: int) -> dict[str, float]:

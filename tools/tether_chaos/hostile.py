@@ -130,7 +130,7 @@ class Hostile:
         self.up = up
         self.rng = random.Random(seed)
         self.report = Report()
-        password = NatsCredentials(user=up.nats_user, password=up.nats_password)
+        password = NatsCredentials(creds_file=up.nats_creds_file)
         self.http = Client.http(up.http_url, up.token)
         self.nats = Client.nats(up.nats_url, password, tenant=up.tenant)
         self._good: dict[str, dict[str, Any]] = {}
@@ -138,7 +138,7 @@ class Hostile:
 
     async def run(self, messages: int) -> Report:
         up = self.up
-        async with await connect(up.nats_url, name="hostile", user=up.nats_user, password=up.nats_password) as bus:
+        async with await connect(up.nats_url, name="hostile", creds_file=up.nats_creds_file) as bus:
             await self._ask("before", GOOD)
             await self._ask("before", AIM)
             before = self._pids()

@@ -154,7 +154,7 @@ class Round:
         up = services.state
         clients = Clients(
             Client.http(up.http_url, up.token),
-            Client.nats(up.nats_url, NatsCredentials(user=up.nats_user, password=up.nats_password), tenant=up.tenant),
+            Client.nats(up.nats_url, NatsCredentials(creds_file=up.nats_creds_file), tenant=up.tenant),
         )
         self._operators = Operators(clients, services.paths.root, services.paths.workspaces)
         async with contextlib.aclosing(_closing(clients)) as closing:
@@ -338,7 +338,7 @@ class Round:
         """Of executions that drains have cut. Raises BusError."""
         assert self._operators is not None
         workspace = talk.plan.workspace
-        async with await connect(up.nats_url, name="chaos", user=up.nats_user, password=up.nats_password) as bus:
+        async with await connect(up.nats_url, name="chaos", creds_file=up.nats_creds_file) as bus:
             references = await references_of(bus, up.tenant, workspace)
         self.result.drained += len(drained(log))
         full = any(fault.how == "disk" for fault in self.plan.faults)
@@ -367,9 +367,7 @@ class Round:
         async def whole() -> bool:
             nonlocal log
             with contextlib.suppress(BusError):
-                async with await connect(
-                    up.nats_url, name="chaos", user=up.nats_user, password=up.nats_password
-                ) as bus:
+                async with await connect(up.nats_url, name="chaos", creds_file=up.nats_creds_file) as bus:
                     log = await read(bus)
                 return bool(log.executions) and log.over()
             return False

@@ -7,6 +7,9 @@ The user's file (`${XDG_CONFIG_HOME:-~/.config}/tether/agents.toml`, or `--agent
     env_from = ["ANTHROPIC_API_KEY"]    # variables of the shell that starts the set
     key_file = "/home/me/.config/tether/claude.env"
     env      = { NAME = "not secret" }
+    args_allow = ["--add-dir=/srv"]     # of prompts, beyond the harmless ones
+
+and for all of them `[redact]`, with `builtin` and `patterns`: what is replaced in events.
 
 Without it, an agent gets its usual variables (`VARIABLES`) where the shell has them; `claude` else the login that
 `tether agents login` copied. What is written holds names and paths, no key.
@@ -57,7 +60,8 @@ _OTHERS: Final[dict[str, tuple[str, ...]]] = {
 # Agent → what it gets from the shell that starts the set, where the agents file says nothing else.
 VARIABLES: Final[dict[str, tuple[str, ...]]] = {kind: (*keys, *_OTHERS[kind]) for kind, keys in KEYS.items()}
 _FILE_BYTES_MAX: Final = 1 << 20
-_SETTINGS: Final = ("command", "env_from", "key_file", "env")  # of one agent; their values the agent service judges
+# Of one agent; their values the agent service judges.
+_SETTINGS: Final = ("command", "env_from", "key_file", "env", "args_allow")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +89,17 @@ def imported_login(environ: Mapping[str, str] | None = None) -> Path:
     return default_file(environ).with_name("claude.env")
 
 
+def redact(given: Path | None) -> dict[str, Any]:
+    """The table `[redact]` of the user's file, as it is. Raises CliError for a wrong file."""
+    return _tables(given)[1]
+
+
 def _read(given: Path | None) -> dict[str, Any]:
+    return _tables(given)[0]
+
+
+def _tables(given: Path | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """`[agents]` and `[redact]`."""
     path = given if given is not None else default_file()
     try:
         if path.stat().st_size > _FILE_BYTES_MAX:
@@ -94,14 +108,15 @@ def _read(given: Path | None) -> dict[str, Any]:
     except FileNotFoundError:
         if given is not None:
             raise CliError(f"{path} does not exist", exit_code=Exit.USAGE) from None
-        return {}
+        return {}, {}
     except OSError as error:
         raise CliError(f"{path} cannot be read: {error.strerror}", exit_code=Exit.USAGE) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise CliError(f"{path} is not TOML: {error}", exit_code=Exit.USAGE) from None
-    agents = value.get("agents", {})
-    if set(value) - {"agents"} or not isinstance(agents, dict) or not all(isinstance(v, dict) for v in agents.values()):
-        raise CliError(f"{path}: only tables [agents.NAME] are known", exit_code=Exit.USAGE)
+    agents, redacted = value.get("agents", {}), value.get("redact", {})
+    named = list(agents.values()) if isinstance(agents, dict) else [agents]
+    if set(value) - {"agents", "redact"} or not all(isinstance(table, dict) for table in [*named, redacted]):
+        raise CliError(f"{path}: only tables [agents.NAME] and [redact] are known", exit_code=Exit.USAGE)
     for kind, table in agents.items():
         if unknown := sorted(set(table) - set(_SETTINGS)):
             raise CliError(
@@ -109,7 +124,7 @@ def _read(given: Path | None) -> dict[str, Any]:
                 remedy=f"it may have {', '.join(_SETTINGS)}",
                 exit_code=Exit.USAGE,
             )
-    return agents
+    return agents, redacted
 
 
 def findings(
@@ -169,9 +184,12 @@ def _key_source(kind: str, settings: Mapping[str, Any], env: Mapping[str, str]) 
     return ", ".join(f"${name}" for name in keys)
 
 
-def write(path: Path, found: list[AgentFinding]) -> None:
-    """The file for the agent service: those that can be run, with their command."""
+def write(path: Path, found: list[AgentFinding], redacted: Mapping[str, Any] | None = None) -> None:
+    """The file for the agent service: those that can be run, with their command, and what is redacted."""
     parts = ["# Written by `tether` at each start; edit your own agents file instead."]
+    if redacted:
+        parts.append("\n[redact]")
+        parts += [f"{_toml(key)} = {_toml(redacted[key])}" for key in sorted(redacted)]
     for finding in found:
         if not finding.command:
             continue

@@ -22,7 +22,7 @@ from tether_cli.output import CliError, Exit, report
 _ORDER: Final = (
     *("up", "down", "run", "ps", "top", "show", "attach", "answer", "say", "interrupt", "stop", "logs"),
     *("drain", "suspend", "resume", "sandbox"),
-    *("agents", "doctor", "topology", "nats_context", "version"),
+    *("agents", "doctor", "topology", "nats_context", "nats_permissions", "version"),
 )
 _HELP: Final = """Run CLI coding agents as durable executions: one unbroken stream, whatever restarts.
 

@@ -29,6 +29,7 @@ from tether.ports import Bus
 from tether.processes import ProcessId, is_running, stat_fields
 from tether.sandbox import ExecutionSummary, Registration, SandboxRecord
 from tether.subjects import EventAddress
+from tether_cli.quotas_view import Quota, quotas
 from tether_cli.state import Paths, SetState
 
 EXECUTIONS_MAX: Final = 200  # that are looked at each time; what is left out is counted
@@ -107,6 +108,7 @@ class View:
     streams: tuple[Stream, ...] = ()
     prompts_waiting: int | None = None
     commands_waiting: int | None = None
+    quotas: tuple[Quota, ...] = ()
     problems: tuple[str, ...] = ()
 
 
@@ -116,6 +118,7 @@ class _OfBus:
     executions: list[Execution] = field(default_factory=list)
     omitted: int = 0
     streams: list[Stream] = field(default_factory=list)
+    quotas: tuple[Quota, ...] = ()
 
 
 class Looker:
@@ -155,6 +158,7 @@ class Looker:
             streams=tuple(found.streams),
             prompts_waiting=depth.get(subjects.PROMPTS_STREAM),
             commands_waiting=depth.get(subjects.COMMANDS_STREAM),
+            quotas=found.quotas,
             problems=tuple(problems),
         )
 
@@ -200,8 +204,7 @@ class Looker:
             self._bus = await connect(
                 up.nats_url,
                 name="tether-top",
-                user=up.nats_user,
-                password=up.nats_password,
+                creds_file=up.nats_creds_file,
                 connect_timeout_s=_CONNECT_S,
             )
         return self._bus
@@ -222,6 +225,7 @@ class Looker:
         seen = {one.execution for one in found.executions}
         self._ordinals = {name: entry for name, entry in self._ordinals.items() if name in seen}
         found.streams = await self._streams(bus)
+        found.quotas = await quotas(self._up, bus)
         return found
 
     async def _execution(self, bus: Bus, summary: ExecutionSummary) -> Execution:

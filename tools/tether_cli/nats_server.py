@@ -1,8 +1,8 @@
 """The embedded nats-server: its binary, its configuration, whether it listens.
 
 It binds to loopback, on a port of the kernel's choice the first time; the port is remembered, so that collectors which
-outlived the set find it again. One user per role of the set, each with a random password (kept in 0600 files; the
-configuration, which holds them too, is 0600).
+outlived the set find it again. Whom it believes says `nats_authority`: each role of the set has credentials of its own,
+each workspace an account.
 """
 
 from __future__ import annotations
@@ -10,19 +10,23 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import secrets
 import shutil
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from tether import nats_authority
+from tether.nats_authority import Keys
+from tether.nkey_jwt import CredentialError
+from tether.permissions import Role
 from tether.service import write_whole
 from tether_cli.output import CliError
 from tether_cli.state import Paths
 
-ROLES: Final = ("router", "agent", "collector", "backend", "cli")
+ROLES: Final[tuple[Role, ...]] = ("router", "agent", "backend")  # the services of a set
+_OF_SERVERS: Final = "$SYS"
 
 
 def find_binary() -> Path:
@@ -46,23 +50,26 @@ def _is_free(port: int) -> bool:
     return True
 
 
-def passwords(paths: Paths) -> dict[str, Path]:
-    """Role → file with its password, made where it is missing. Kept over restarts of the set."""
-    found = {}
-    for role in ROLES:
-        path = paths.secrets / role
-        if not path.exists():
-            write_whole(path, secrets.token_urlsafe(32).encode())
-        found[role] = path
-    return found
+def credentials(paths: Paths) -> Keys:
+    """The set's keys and the credentials of its roles. Raises CliError."""
+    try:
+        own = nats_authority.keys(paths.secrets)
+    except CredentialError as error:
+        remedy = f"restore {paths.secrets} from a backup"
+        raise CliError(f"a key in {paths.secrets} cannot be used: {error}", remedy=remedy) from None
+    nats_authority.write_credentials(own, ROLES)
+    for role in (*ROLES, "collector", "cli"):
+        (paths.secrets / role).unlink(missing_ok=True)  # a password of an earlier version
+    return own
 
 
 class EmbeddedServer:
     """Configuration and readiness of the set's nats-server."""
 
-    def __init__(self, paths: Paths, role_passwords: Mapping[str, Path]) -> None:
+    def __init__(self, paths: Paths, own: Keys, tenants: Sequence[str]) -> None:
         self._folder = paths.nats
-        self._passwords = role_passwords
+        self._keys = own
+        self._tenants = tenants
         self.port = self._remembered()
 
     @property
@@ -77,7 +84,19 @@ class EmbeddedServer:
         """Before the first start: port files of servers that were killed go."""
         for stale in self._folder.glob("*.ports"):
             stale.unlink(missing_ok=True)
+        self._take_over_streams()
         self.write_config()
+
+    def _take_over_streams(self) -> None:
+        """JetStream's data lies below the account's name. Where that is another than the last time (the set had no
+        accounts yet, or its keys were lost and are made anew) the data is the account's of today."""
+        streams, own = self._folder / "store" / "jetstream", self._keys.services.public
+        if not streams.is_dir() or (streams / own).exists():
+            return
+        found = [path for path in streams.iterdir() if path.is_dir() and path.name != _OF_SERVERS]
+        if len(found) == 1:
+            found[0].rename(streams / own)
+            shutil.rmtree(self._folder / "accounts", ignore_errors=True)  # signed by whoever was before
 
     def _remembered(self) -> int:
         try:
@@ -88,10 +107,6 @@ class EmbeddedServer:
 
     def write_config(self) -> None:
         """For the next start: with the port of the last one, once there is one."""
-        users = "\n".join(
-            f"    {{ user: {json.dumps(role)}, password: {json.dumps(path.read_text(encoding='ascii').strip())} }}"
-            for role, path in self._passwords.items()
-        )
         text = f"""# Written by `tether` at each start.
 listen: "127.0.0.1:{self.port}"
 server_name: "tether"
@@ -101,12 +116,7 @@ lame_duck_duration: "30s"
 jetstream {{
   store_dir: {json.dumps(str(self._folder / "store"))}
 }}
-authorization {{
-  users: [
-{users}
-  ]
-}}
-"""
+{nats_authority.server_config(self._keys, self._tenants, self._folder / "accounts")}"""
         write_whole(self.config, text.encode())
 
     def ready(self, pid: int) -> dict[str, Any] | None:

@@ -7,7 +7,7 @@ Exit codes (documented in `tether --help`):
     2    wrong usage, or input that is refused
     3    nothing to talk to: no set is up, or it cannot be reached
     4    denied, or not authenticated
-    5    the outcome is lost or known in part only
+    5    the outcome is lost or known in part only, a drain cut the turn, or what is waited for goes on
     130  interrupted
 
 Plain output goes to stdout for people; with `--json` stdout carries JSON alone (one object, or one per line where a
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, TextIO
@@ -47,8 +47,17 @@ _LOST = frozenset({Code.EXECUTION_DURABILITY_GAP, Code.RETENTION_GAP, Code.STOP_
 class CliError(Exception):
     """Ends a command: what went wrong, what to do about it, and the exit code. Nothing secret goes in."""
 
-    def __init__(self, message: str, *, remedy: str = "", exit_code: Exit = Exit.FAILED, code: str = "") -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        remedy: str = "",
+        exit_code: Exit = Exit.FAILED,
+        code: str = "",
+        context: Mapping[str, Any] | None = None,
+    ) -> None:
         super().__init__(message)
+        self.context = dict(context or {})  # what the problem names more, as the API has it
         self.message = message
         self.remedy = remedy
         self.exit_code = exit_code
@@ -56,7 +65,7 @@ class CliError(Exception):
 
     def value(self) -> dict[str, Any]:
         parts = {"message": self.message, "remedy": self.remedy, "code": self.code, "exit_code": int(self.exit_code)}
-        return {"error": {key: value for key, value in parts.items() if value != ""}}
+        return {"error": {**self.context, **{key: value for key, value in parts.items() if value != ""}}}
 
     def line(self) -> str:
         return f"tether: {self.message}" + (f"; {self.remedy}" if self.remedy else "")
@@ -75,7 +84,8 @@ def from_problem(problem: Problem) -> CliError:
             exit_code = chosen
     fields = "; ".join(f"{field.field}: {field.remedy}" for field in problem.fields)
     detail = fields if fields and fields not in problem.detail else ""
-    return CliError(f"{problem.code.value}: {problem.detail}", remedy=detail, exit_code=exit_code, code=problem.code)
+    told = f"{problem.code.value}: {problem.detail}"
+    return CliError(told, remedy=detail, exit_code=exit_code, code=problem.code, context=problem.context)
 
 
 @dataclass(frozen=True, slots=True)

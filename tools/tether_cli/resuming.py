@@ -21,6 +21,7 @@ from tether_cli.output import Output
 from tether_cli.render import one_line
 from tether_cli.terminal import Keyboard, Screen
 
+ASKED_MAX: Final = 3  # answers that are none
 _ABOUT: Final[dict[ResumeChoice, str]] = {
     "fresh": "a new session, which knows nothing of what was said before",
     "history": "a new session, which is given the conversation's history",
@@ -47,15 +48,19 @@ async def choose(screen: Screen, keyboard: Keyboard, choices: tuple[ResumeChoice
     screen.line("  its earlier session cannot be resumed. Send the same again with")
     for number, choice in enumerate(choices, start=1):
         screen.line(f"    {number}  {choice}: {_ABOUT[choice]}")
+    named = {str(number): choice for number, choice in enumerate(choices, start=1)} | {one: one for one in choices}
     keyboard.forget()
-    screen.ask("  a number, or nothing to leave it: ")
     try:
-        word = (await keyboard.line() or "").strip()
+        for _ in range(ASKED_MAX):
+            screen.ask("  a number, or nothing to leave it: ")
+            word = (await keyboard.line() or "").strip().lower()
+            screen.answered()
+            if not word or word in named:
+                return named.get(word)
+            screen.line(f"  {one_line(word, 40)} is none of these: {', '.join(named)}")
     finally:
         keyboard.close()
-    screen.answered()
-    named = {str(number): choice for number, choice in enumerate(choices, start=1)} | {one: one for one in choices}
-    return named.get(word.lower())
+    return None
 
 
 async def offer(live: Live, output: Output, data: str) -> Submission | None:

@@ -35,6 +35,7 @@ from tether import failpoints, subjects
 from tether.bus import connect
 from tether.errors import BusError
 from tether.limits import EVENTS_MAX_AGE_S, EVENTS_MAX_BYTES
+from tether.nats_authority import AUTHORITY_USER, PERSON, Keys
 from tether.processes import identify
 from tether.service import write_whole
 from tether_cli import agents_config, nats_server, state
@@ -56,17 +57,27 @@ _TELEMETRY: Final = (
 _COLLECTOR_TELEMETRY: Final = ("TETHER_AGENT_COLLECTOR_METRICS_LISTEN",)
 # When sandboxes are suspended, and what of them is kept: the agent service's own.
 _SANDBOXES: Final = (
+    *("TETHER_AGENT_CREDENTIALS_LIFE_S",),
     *("TETHER_AGENT_IDLE_S", "TETHER_AGENT_IDLE_WAITING", "TETHER_AGENT_DRAIN_GRACE_S"),
     *("TETHER_AGENT_CHECKPOINT_STORE", "TETHER_AGENT_CHECKPOINT_INCLUDE"),
     # Who runs them, and as what; with `docker` the agents file names commands inside a sandbox.
     *("TETHER_AGENT_PROVIDER", "TETHER_DOCKER_IMAGE", "TETHER_DOCKER_PREFIX", "TETHER_DOCKER_NETWORK"),
     *("TETHER_DOCKER_NATS_URL", "TETHER_DOCKER_AGENTS_DIR", "TETHER_DOCKER_CPUS", "TETHER_DOCKER_MEMORY_BYTES"),
     *("TETHER_DOCKER_PIDS", "TETHER_DOCKER_TMP_BYTES"),
+    *("TETHER_QUOTAS_FILE", "TETHER_AGENT_QUOTA_EVENTS_PER_S", "TETHER_AGENT_QUOTA_EVENT_BYTES_PER_S"),
 )
 _PROVIDER_FOLDERS: Final = {"local": "sandboxes", "docker": "containers"}  # of the agent service's state
 # What else that shell decides; everything that is not named here the set decides itself.
-_FRONT: Final = ("TETHER_HTTP_HOSTS", "TETHER_HTTP_ORIGINS", "TETHER_WEBHOOKS_FILE")
-_ROUTER: Final = ("TETHER_ROUTER_HISTORY_FALLBACK",)
+_FRONT: Final = (
+    *("TETHER_HTTP_HOSTS", "TETHER_HTTP_ORIGINS", "TETHER_WEBHOOKS_FILE", "TETHER_QUOTAS_FILE"),
+    *("TETHER_BACKEND_QUOTA_PROMPTS_PER_MINUTE", "TETHER_BACKEND_QUOTA_WORKSPACE_PROMPTS_PER_MINUTE"),
+    *("TETHER_BACKEND_QUOTA_WAITING_PROMPTS", "TETHER_BACKEND_QUOTA_WORKSPACE_WAITING_PROMPTS"),
+    *("TETHER_BACKEND_QUOTA_STORED_BYTES", "TETHER_BACKEND_QUOTA_READERS", "TETHER_BACKEND_QUOTA_READERS_TOTAL"),
+)
+_ROUTER: Final = (
+    *("TETHER_ROUTER_HISTORY_FALLBACK", "TETHER_QUOTAS_FILE", "TETHER_ROUTER_QUOTA_RUNNING_EXECUTIONS"),
+    *("TETHER_ROUTER_QUOTA_WORKSPACE_RUNNING_EXECUTIONS", "TETHER_ROUTER_QUOTA_RUNNING_TOTAL"),
+)
 _EVENTS_BYTES: Final = "TETHER_EVENTS_MAX_BYTES"
 _EVENTS_AGE: Final = "TETHER_EVENTS_MAX_AGE_S"
 # Not for the services: the command's own, the SDK's, the test agent's, and what tests arm.
@@ -156,6 +167,11 @@ class ServiceSet:
         assert self._state is not None, "the set is not up"
         return self._state
 
+    @property
+    def bus_tenants(self) -> tuple[str, ...]:
+        """Those that the services' permissions on the bus are for."""
+        return (self.options.tenant,)
+
     async def __aenter__(self) -> Self:
         try:
             await self._start()
@@ -184,11 +200,11 @@ class ServiceSet:
         found = await asyncio.to_thread(
             agents_config.findings, agents_dir=self.options.agents_dir, agents_file=self.options.agents_file
         )
-        agents_config.write(self.paths.agents_file, found)
-        passwords = nats_server.passwords(self.paths)
+        agents_config.write(self.paths.agents_file, found, agents_config.redact(self.options.agents_file))
+        own = nats_server.credentials(self.paths)
         token = self._http_token()
-        server = await self._start_bus(passwords)
-        specs = [self._service_spec(name, server, passwords) for name in _SERVICES]
+        server = await self._start_bus(own)
+        specs = [self._service_spec(name, server, own) for name in _SERVICES]
         try:
             async with asyncio.TaskGroup() as group:
                 for spec in specs:
@@ -202,8 +218,7 @@ class ServiceSet:
             http_url=self._http_url,
             token_file=str(token),
             nats_url=server.url,
-            nats_user="cli",
-            nats_password_file=str(passwords["cli"]),
+            nats_creds_file=str(own.creds_file(PERSON)),
             tenant=self.options.tenant,
             supervisor=supervisor,
             ephemeral=self.options.ephemeral,
@@ -214,8 +229,8 @@ class ServiceSet:
         )
         self._note_children()
 
-    async def _start_bus(self, passwords: dict[str, Path]) -> nats_server.EmbeddedServer:
-        server = nats_server.EmbeddedServer(self.paths, passwords)
+    async def _start_bus(self, own: Keys) -> nats_server.EmbeddedServer:
+        server = nats_server.EmbeddedServer(self.paths, own, self.bus_tenants)
         server.prepare()
         await self._run(self._nats_spec(server))
         return server
@@ -259,13 +274,12 @@ class ServiceSet:
             file_only="[INF]",
         )
 
-    def _service_spec(self, name: str, server: nats_server.EmbeddedServer, passwords: dict[str, Path]) -> ChildSpec:
+    def _service_spec(self, name: str, server: nats_server.EmbeddedServer, own: Keys) -> ChildSpec:
         ready_file = self.paths.ready / f"{name}.json"
         ready_file.unlink(missing_ok=True)
         env = inherited(os.environ, everything=name == "agent") | {
             "TETHER_NATS_URL": server.url,
-            "TETHER_NATS_USER": name,
-            "TETHER_NATS_PASSWORD_FILE": str(passwords[name]),
+            "TETHER_NATS_CREDS_FILE": str(own.creds_file(name)),
             "TETHER_TENANTS": self.options.tenant,
             "TETHER_LOG_FORMAT": "console" if self.options.log == "console" else "json",
             "TETHER_LOG_LEVEL": self.options.log_level,
@@ -273,7 +287,7 @@ class ServiceSet:
             **{key: os.environ[key] for key in _TELEMETRY if key in os.environ},
             **failpoints.inherited(os.environ),
             **dict(self.options.test_environment),
-            **self._own_settings(name, passwords),
+            **self._own_settings(name, own),
         }
 
         def started(facts: dict[str, Any]) -> None:
@@ -293,7 +307,7 @@ class ServiceSet:
             json_lines=self.options.log != "console",
         )
 
-    def _own_settings(self, name: str, passwords: dict[str, Path]) -> dict[str, str]:
+    def _own_settings(self, name: str, own: Keys) -> dict[str, str]:
         match name:
             case "router":
                 return {
@@ -306,8 +320,9 @@ class ServiceSet:
                     "TETHER_AGENT_STATE_DIR": str(self.paths.agent),
                     "TETHER_AGENT_WORKSPACES_DIR": str(self.paths.workspaces),
                     "TETHER_AGENTS_FILE": str(self.paths.agents_file),
-                    "TETHER_AGENT_COLLECTOR_USER": "collector",
-                    "TETHER_AGENT_COLLECTOR_PASSWORD_FILE": str(passwords["collector"]),
+                    "TETHER_AGENT_AUTHORITY_KEY_FILE": str(own.authority_file),
+                    "TETHER_AGENT_AUTHORITY_CREDS_FILE": str(own.creds_file(AUTHORITY_USER)),
+                    "TETHER_AGENT_AUTHORITY_ACCOUNT": own.services.public,
                     **{key: os.environ[key] for key in (*_COLLECTOR_TELEMETRY, *_SANDBOXES) if key in os.environ},
                     **({} if self.options.idle_s is None else {"TETHER_AGENT_IDLE_S": str(self.options.idle_s)}),
                     # An ephemeral set leaves nothing behind, however it ends.
@@ -362,9 +377,9 @@ class ServiceSet:
         if self._state is None:
             return False
         try:
-            password = self._state.nats_password
+            creds = self._state.nats_creds_file
             async with await connect(
-                self._state.nats_url, name="tether-set", user="cli", password=password, connect_timeout_s=3.0
+                self._state.nats_url, name="tether-set", creds_file=creds, connect_timeout_s=3.0
             ) as bus:
                 answer = await bus.request(subjects.agent("stop"), b'{"all": true}', timeout_s=SANDBOXES_STOP_S)
         except BusError as error:

@@ -3,7 +3,7 @@
     {data}/lock            held (flock) by the process that runs the set: two `up` cannot clash
     {data}/state.json      0600; what is up: URLs, processes by pid and start time, where the token is
     {data}/http-token      0600; the bearer token of the HTTP API
-    {data}/secrets/{role}  0600; the bus password of each role
+    {data}/secrets/…       0600; keys and credentials of the bus
     {data}/nats, logs, ready, agent, workspaces, backend
 
 The state file is a cache of what `up` did. A process counts as running only while pid, start time and the machine's
@@ -114,16 +114,15 @@ class Paths:
 
 @dataclass(frozen=True, slots=True)
 class SetState:
-    """What is up. `nats_user` and the password in `nats_password_file` are the CLI's own on the bus. `events_max_bytes`
-    and `events_max_age_s`: the retention that the set gives its tenant's log. `agents`: those that it can run, each
+    """What is up. `nats_creds_file` holds the credentials of people on the bus. `events_max_bytes` and
+    `events_max_age_s`: the retention that the set gives its tenant's log. `agents`: those that it can run, each
     with where its key comes from (never the key; empty: from nowhere); None: not noted."""
 
     data: str
     http_url: str
     token_file: str
     nats_url: str
-    nats_user: str
-    nats_password_file: str
+    nats_creds_file: str
     tenant: str
     supervisor: ProcessId
     children: dict[str, ProcessId] = field(default_factory=dict)
@@ -140,10 +139,6 @@ class SetState:
         return Path(self.token_file).read_text(encoding="utf-8").strip()
 
     @property
-    def nats_password(self) -> str:
-        return Path(self.nats_password_file).read_text(encoding="utf-8").strip()
-
-    @property
     def is_up(self) -> bool:
         """The supervising process lives."""
         return is_running(self.supervisor)
@@ -154,8 +149,7 @@ class SetState:
             "http_url": self.http_url,
             "token_file": self.token_file,
             "nats_url": self.nats_url,
-            "nats_user": self.nats_user,
-            "nats_password_file": self.nats_password_file,
+            "nats_creds_file": self.nats_creds_file,
             "tenant": self.tenant,
             "data": self.data,
             "pid": self.supervisor.pid,

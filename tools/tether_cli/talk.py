@@ -14,7 +14,7 @@ import structlog
 
 from tether.api import ControlAnswer, ExecutionView
 from tether.client import Client, NatsCredentials
-from tether.errors import BusError, Code, InvalidError, ProblemError
+from tether.errors import BusError, Code, InvalidError, ProblemError, QuotaExceededError
 from tether.ids import check_token
 from tether.settings import ConfigurationError
 from tether_cli.output import CliError, Exit, Output, from_problem
@@ -58,15 +58,27 @@ def http_client(state: SetState) -> Client:
 
 
 def nats_client(state: SetState) -> Client:
-    credentials = NatsCredentials(user=state.nats_user, password=state.nats_password)
+    credentials = NatsCredentials(creds_file=state.nats_creds_file)
     return Client.nats(state.nats_url, credentials, tenant=state.tenant)
 
 
 def as_cli_error(error: ProblemError) -> CliError:
     told = from_problem(error.problem)
+    if isinstance(error, QuotaExceededError):
+        told.remedy = _of_quota(error)
     if not told.remedy:
         told.remedy = _REMEDIES.get(error.problem.code, "")
     return told
+
+
+def _of_quota(error: QuotaExceededError) -> str:
+    """What to do about a quota: wait, where waiting helps; else what has to go first."""
+    after_s = error.problem.retry_after_s
+    if after_s is not None:
+        return f"again in {max(1, round(after_s))} s; `tether top` shows what is used of {error.limit}"
+    if error.limit == "stored_bytes":
+        return "`tether rm CONVERSATION` makes room; `tether top` shows what is stored"
+    return "`tether top` shows what is used"
 
 
 def run(call: Coroutine[Any, Any, T]) -> T:

@@ -29,7 +29,7 @@ async def assign(up: SetState, path: Path) -> str:
     request = {"tenant": up.tenant, "workspace": workspace, "path": str(directory)}
     try:
         async with await connect(
-            up.nats_url, name="tether-cli", user=up.nats_user, password=up.nats_password, connect_timeout_s=5.0
+            up.nats_url, name="tether-cli", creds_file=up.nats_creds_file, connect_timeout_s=5.0
         ) as bus:
             answer = await bus.request(subjects.agent("workspace"), json.dumps(request).encode(), timeout_s=_ANSWER_S)
     except BusError as error:

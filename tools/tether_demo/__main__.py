@@ -73,12 +73,9 @@ def judged(who: str, truth: Truth, events: list[dict[str, Any]], **options: Any)
 class Demo:
     def __init__(self, state: SetState, truth: Path) -> None:
         token = Path(state.token_file).read_text(encoding="utf-8").strip()
-        password = Path(state.nats_password_file).read_text(encoding="utf-8").strip()
         self.state, self.token = state, token
         self.http = Client.http(state.http_url, token)
-        self.nats = Client.nats(
-            state.nats_url, NatsCredentials(user=state.nats_user, password=password), tenant=state.tenant
-        )
+        self.nats = Client.nats(state.nats_url, NatsCredentials(creds_file=state.nats_creds_file), tenant=state.tenant)
         self.truth_folder = truth
         self.findings: list[Finding] = []
 

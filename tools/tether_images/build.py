@@ -8,10 +8,11 @@ import importlib.util
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from tether_images import base, wheels
+from tether_images import base, provenance, wheels
 from tether_images.engine import ImageError, docker, python_of, size_bytes
 from tether_images.wheels import ROOT
 
@@ -40,7 +41,12 @@ def build(
     with wheels.held():
         chosen = base.local_base() if base_image is None else base_image
         prepare(services, python_of(chosen), offline=offline)
-        return [_build(service, chosen, image_of(service, tag, prefix)) for service in services]
+        images = []
+        for service in services:
+            started, name = datetime.now(UTC), image_of(service, tag, prefix)
+            images.append(_build(service, chosen, name))
+            provenance.write(name, service, chosen, {"base": chosen, "offline": offline}, started)
+        return images
 
 
 def prepare(services: Sequence[str], python: str, *, offline: bool) -> None:
@@ -93,6 +99,7 @@ def _forget_older(name: str) -> None:
 
 
 def _sources() -> Iterator[Path]:
+    yield ROOT / "pyproject.toml"
     yield from (ROOT / "deploy" / name for name in ("Dockerfile", "install.py", "requirements/collector.txt"))
     yield from _files(ROOT / "contracts" / "tether")
     yield from _files(ROOT / "services" / "tether_collector")

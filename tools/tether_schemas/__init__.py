@@ -4,6 +4,7 @@ schemas/*.json       one per message, record and event body     (models)
 openapi.json         as the backend serves it                    (tether_backend.http.openapi)
 asyncapi.json        subjects, buckets, who sends what           (asyncapi)
 reference/*.md       settings, commands, errors                  (reference)
+                     permissions on NATS                        (nats_permissions)
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tether_backend.http.app import build
-from tether_schemas import asyncapi, models, reference
+from tether_schemas import asyncapi, models, nats_permissions, reference
 
 
 def render() -> dict[str, str]:
@@ -24,6 +25,7 @@ def render() -> dict[str, str]:
         "reference/settings.md": reference.settings(),
         "reference/cli.md": reference.commands(),
         "reference/errors.md": reference.errors(),
+        "reference/nats-permissions.md": nats_permissions.page(),
     }
 
 

@@ -191,6 +191,28 @@ MESSAGES: Final[dict[str, Message]] = {
             (_EXPECT,),
         ),
         Message(
+            "quarantineEntry",
+            "A message of the log that readers refuse, and why",
+            "quarantine-entry",
+            example={
+                "v": 1,
+                "reason": "type",
+                "detail": "events.type: response.created is not an execution's to say",
+                "stream": "EVENTS_acme",
+                "subject": "tether.event.acme.checkout.c-1.exe_1",
+                "tenant": "acme",
+                "workspace": "checkout",
+                "conversation": "c-1",
+                "execution": "exe_1",
+                "sequence": 207,
+                "stored_at": 1_790_000_000_000,
+                "bytes": 9,
+                "digest": "0" * 64,
+                "prefix": "eyJ2IjoxfQ==",
+                "last_sequence": 207,
+            },
+        ),
+        Message(
             "blobManifest",
             "Stored last: a blob whose manifest can be read is whole",
             "blob-manifest",
@@ -200,6 +222,14 @@ MESSAGES: Final[dict[str, Message]] = {
         Message("ownerRecord", "Which execution owns the conversation", "owner-record", _RECORD_HEADERS, (_EXPECT,)),
         Message("requestRecord", "What is known of a request id", "request-record", _RECORD_HEADERS, (_EXPECT,)),
         Message("conversationRecord", "The workspace, for good", "conversation-record", _RECORD_HEADERS, (_EXPECT,)),
+        Message(
+            "allowanceRecord",
+            "How far an allowance of prompts is used up",
+            "allowance-record",
+            {**_RECORD_HEADERS, _TTL: "120s"},
+            (_EXPECT,),
+        ),
+        Message("runningRecord", "Who holds a place to run", "running-record", _RECORD_HEADERS, (_EXPECT,)),
         Message("sandboxRecord", "A sandbox's life cycle", "sandbox-record", _RECORD_HEADERS, (_EXPECT,)),
         Message(
             "registration",
@@ -256,6 +286,7 @@ _EVENT: Final = subjects.event(p.TENANT, p.WORKSPACE, p.CONVERSATION, p.EXECUTIO
 _OWN: Final = subjects.event(p.TENANT, p.WORKSPACE, p.CONVERSATION, limits.EXECUTION_TOKEN_CONVERSATION)
 _LOG: Final = subjects.events_stream(p.TENANT)
 _BLOBS: Final = subjects.blobs_stream(p.TENANT)
+_QUARANTINE: Final = subjects.quarantine_stream(p.TENANT)
 _CHUNK: Final = subjects.blob(p.TENANT, p.WORKSPACE, "artifact", p.DIGEST, p.PART).replace(".artifact.", ".{kind}.")
 
 
@@ -324,7 +355,14 @@ CHANNELS: Final[tuple[Channel, ...]] = (
         "same payload gets the first receipt.",
         ("controlRequest",),
     ),
-    Channel("controlReply", None, "The reply subject of a control", "Chosen by who asks.", ("controlReply",)),
+    Channel(
+        "controlReply",
+        None,
+        "The reply subject of a control",
+        "`tether.reply.{tenant}.{workspace}.{asker}.{token}`, the last two chosen by who asks: a sandbox may answer "
+        "for its own workspace and nowhere else.",
+        ("controlReply",),
+    ),
     *(
         Channel(
             f"agent{verb.capitalize()}",
@@ -352,6 +390,14 @@ CHANNELS: Final[tuple[Channel, ...]] = (
         "Chunks `0`, `1`, … and then the manifest, whose part is `manifest`.",
         ("blobChunk", "blobManifest"),
         _BLOBS,
+    ),
+    Channel(
+        "quarantine",
+        "tether.quarantine." + _EVENT.removeprefix("tether.event."),
+        "Quarantine",
+        "What of the log is refused, with its reason: the same tokens as the message's subject.",
+        ("quarantineEntry",),
+        _QUARANTINE,
     ),
     _bucket(
         "owners", subjects.OWNERS, _OWNER_KEY, "Owner records", "One per conversation; routers decide by it.",
@@ -386,6 +432,23 @@ CHANNELS: Final[tuple[Channel, ...]] = (
     _bucket(
         "conversations", subjects.CONVERSATIONS, subjects.conversation_key(p.TENANT, p.CONVERSATION), "Conversations",
         "Conversation to workspace, created once.", "conversationRecord",
+    ),
+    _bucket(
+        "tenantAllowances", subjects.QUOTAS, subjects.prompt_rate_key(p.TENANT), "Allowances of tenants",
+        "Prompts a minute, exact over all backends; where a limit is set.", "allowanceRecord",
+    ),
+    _bucket(
+        "workspaceAllowances", subjects.QUOTAS, subjects.prompt_rate_key(p.TENANT, p.WORKSPACE),
+        "Allowances of workspaces", "Prompts a minute, exact over all backends; where a limit is set.",
+        "allowanceRecord",
+    ),
+    _bucket(
+        "tenantPlaces", subjects.QUOTAS, subjects.running_key(p.TENANT), "Places of tenants",
+        "Conversations of a tenant that run; where a limit is set.", "runningRecord",
+    ),
+    _bucket(
+        "allPlaces", subjects.QUOTAS, subjects.running_key(None), "Places of the set",
+        "Conversations that run, of all tenants; where a limit is set.", "runningRecord",
     ),
     _bucket(
         "webhookLeases", subjects.LEASES, subjects.webhooks_lease_key(p.TENANT), "Webhook leases",
@@ -468,9 +531,15 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     _look("backend", "readConversation", "conversations", "Which workspace it lives in"),
     _look("backend", "readSandboxes", "sandboxes", "List sandboxes", _BATCH),
     _look("backend", "readRegistrations", "registrations", "What a collector can", _LEADER),
+    _store("backend", "storeQuarantine", "quarantine", "What its projection does not believe"),
+    _look("backend", "readQuarantine", "quarantine", "Show it to operators", _BATCH),
     _look("backend", "readBlob", "blobParts", "Read a snapshot that is too large for a reply", _BATCH),
     _store("backend", "holdProjectorLease", "projectorLeases", "One projector per database"),
     _store("backend", "holdControlLease", "controlLeases", "Controls of this backend's users count"),
+    _look("backend", "readTenantAllowance", "tenantAllowances", "How much of it is used?"),
+    _look("backend", "readWorkspaceAllowance", "workspaceAllowances", "How much of it is used?"),
+    _store("backend", "chargeTenant", "tenantAllowances", "Before a prompt is stored"),
+    _store("backend", "chargeWorkspace", "workspaceAllowances", "Before a prompt is stored"),
     _store("backend", "noteBatch", "projections", "After each commit, before the ack"),
     Operation(
         "backend", "receive", "executionEvents", "watchExecutions", "Look for what webhooks are to tell",
@@ -499,6 +568,10 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     _look("router", "readConversationLog", "conversationEvents", "What an admission wrote before", _BATCH),
     _store("router", "writeOwner", "owners", "Move the owner record"),
     _look("router", "readOwner", "owners", "Before each decision, and in a sweep"),
+    _look("router", "readTenantPlaces", "tenantPlaces", "Is one free?"),
+    _look("router", "readPlaces", "allPlaces", "Is one free?"),
+    _store("router", "takeTenantPlace", "tenantPlaces", "Before an execution begins"),
+    _store("router", "takePlace", "allPlaces", "Before an execution begins"),
     _store("router", "writeRequest", "requests", "Remember a request's outcome"),
     _look("router", "readRequest", "requests", "New, same again, or a conflict?"),
     _store("router", "bindConversation", "conversations", "Fix the conversation's workspace"),
@@ -519,6 +592,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     _store("agentService", "writeSandbox", "sandboxes", "Move the life-cycle record"),
     _look("agentService", "readSandbox", "sandboxes", "Before each move"),
     _look("agentService", "readRegistration", "registrations", "Has the collector registered?"),
+    _look("agentService", "readBlobQuota", "blobParts", "A new sandbox is told it", "the stream's state"),
     *(
         Operation(
             "agentService", "receive", f"agent{verb.capitalize()}", f"answer{verb.capitalize()}",

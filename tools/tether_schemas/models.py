@@ -19,6 +19,8 @@ from tether.frames import Frame
 from tether.history import History, HistoryRequest
 from tether.owner import OwnerRecord
 from tether.prompt import ConversationRecord, Prompt, RequestRecord
+from tether.quarantine import QuarantineEntry
+from tether.quotas import AllowanceRecord, RunningRecord
 from tether.sandbox import DrainOrder, DrainReport, Registration, SandboxRecord
 from tether.snapshot import Snapshot
 from tether_agent.requests import (
@@ -47,9 +49,12 @@ MODELS: Final[dict[str, type[BaseModel]]] = {
     "interject-payload": InterjectPayload,
     "owner-record": OwnerRecord,
     "conversation-record": ConversationRecord,
+    "allowance-record": AllowanceRecord,
+    "running-record": RunningRecord,
     "sandbox-record": SandboxRecord,
     "registration": Registration,
     "blob-manifest": Manifest,
+    "quarantine-entry": QuarantineEntry,
     "notification": Notification,
     "snapshot": Snapshot,
     "execution-state": ExecutionState,

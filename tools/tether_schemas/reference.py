@@ -48,6 +48,9 @@ CLIENT: Final = {
     "nats_password": "NATS: its password",
     "nats_password_file": "NATS: a file that holds it",
     "nats_creds_file": "NATS: JWT and key of a user, as nsc writes them",
+    "nats_tls_ca_file": "NATS: authorities that its certificate is checked against, PEM; unset: the system's",
+    "nats_tls_cert_file": "NATS: this client's certificate, PEM",
+    "nats_tls_key_file": "NATS: its key, PEM, not encrypted",
     "tenant": "NATS: whose conversations; over HTTP the token says it",
 }
 OTHERS: Final = (

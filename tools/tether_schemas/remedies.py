@@ -26,13 +26,17 @@ REMEDIES: Final[dict[Code, str]] = {
     Code.EXECUTION_DURABILITY_GAP: "A part was lost before it was stored; the gap says which. Nothing brings it back.",
     Code.RETENTION_GAP: "The log no longer has it (`TETHER_EVENTS_MAX_AGE_S`, `…_MAX_BYTES`): use the snapshot that "
     "follows.",
+    Code.CONVERSATION_DELETED: "It was deleted on purpose and nothing of it is kept. Use another conversation id; this "
+    "one is free again at `context.free_at` (unix ms).",
     Code.CURSOR_POSITION_CHANGED: "The log was made anew or put back: take the snapshot that follows, and its cursor.",
     Code.DRAINING: "The sandbox is being put to sleep: a message waits for it by itself; ask again after "
     "`retry_after_s`, `GET …/drains/{drain_id}` says how far it is.",
     Code.CHECKPOINT_FAILED: "Compute was kept; the detail says what failed. Mend it (disk, quota) and drain again.",
     Code.RESUME_FAILED: "The agent's own session is gone: send the same content as a new request with `resume` `fresh` "
     "or `history` (`error.choices` says which).",
-    Code.QUOTA_EXCEEDED: "Too much waits or is too large; come back after `retry_after_s` with less.",
+    Code.QUOTA_EXCEEDED: "`context.limit` names the quota, `context.value` what it allows, `context.scope` to whom. "
+    "With `retry_after_s` time alone ends it (`context.reset_at`, unix ms: all of it is there again): send the same "
+    "request then. Without it something must go first: delete conversations, or ask for more.",
     Code.UNAUTHENTICATED: "Send `Authorization: Bearer …` with a token of TETHER_HTTP_TOKENS_FILE.",
     Code.FORBIDDEN: "`fields` says what is not allowed: the Host (TETHER_HTTP_HOSTS) or the Origin "
     "(TETHER_HTTP_ORIGINS), or what these credentials may not do.",

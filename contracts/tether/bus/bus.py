@@ -6,9 +6,11 @@ import ssl
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
+from pathlib import Path
+from typing import Final
 
 from tether import natsheaders as wire_headers
-from tether import topology_apply
+from tether import nkey_jwt, permissions, topology_apply
 from tether.bus import publisher, reader
 from tether.bus.config import BusConfig
 from tether.bus.connection import NO_RESPONDERS, AnswerTimeoutError, Connection, ConnectionLostError
@@ -29,6 +31,8 @@ from tether.ports import (
     Subscription,
 )
 from tether.topology import Topology
+
+_ANY_INBOX: Final = "_INBOX"
 
 
 class NatsBus:
@@ -123,6 +127,9 @@ class NatsBus:
     async def purge(self, stream: str, subject: str, *, up_to: int | None = None) -> int:
         return await reader.purge(self._connection, stream, subject, up_to)
 
+    async def erase(self, stream: str, sequence: int) -> bool:
+        return await reader.erase(self._connection, stream, sequence)
+
     async def delete_stream(self, stream: str) -> None:
         await reader.delete_stream(self._connection, stream)
 
@@ -189,6 +196,17 @@ class NatsBus:
             raise BusUnavailableError("the connection is closed")
 
 
+def permitted_inbox(creds_file: str | None) -> str:
+    """Where the user of a credentials file may get its answers, by its own claims."""
+    if creds_file is None:
+        return _ANY_INBOX
+    try:
+        claims, _ = nkey_jwt.read_credentials(Path(creds_file).read_text(encoding="utf-8"))
+        return nkey_jwt.inbox_of(nkey_jwt.read_claims(claims)) or _ANY_INBOX
+    except (OSError, UnicodeDecodeError, nkey_jwt.CredentialError):
+        return _ANY_INBOX  # the connection tells what is wrong with it
+
+
 async def connect(
     servers: str | Sequence[str],
     *,
@@ -200,12 +218,14 @@ async def connect(
     nkey_seed: str | None = None,
     tls: ssl.SSLContext | None = None,
     tls_hostname: str | None = None,
-    inbox_prefix: str = "_INBOX",
+    inbox_prefix: str | None = None,
     connect_timeout_s: float = 10.0,
 ) -> NatsBus:
-    """Connect. `servers`: one URL, several, or several joined by commas. Raises BusUnavailableError (nobody answered
-    in time), PermissionDeniedError (credentials or inbox refused)."""
+    """Connect. `servers`: one URL, several, or several joined by commas. `inbox_prefix` None: the one that the
+    credentials file permits, else `_INBOX`. Raises BusUnavailableError (nobody answered in time),
+    PermissionDeniedError (credentials or inbox refused)."""
     urls = servers.split(",") if isinstance(servers, str) else servers
+    inbox = inbox_prefix or permitted_inbox(creds_file)
     bus = NatsBus(
         BusConfig(
             servers=tuple(url.strip() for url in urls),
@@ -217,7 +237,8 @@ async def connect(
             nkey_seed=nkey_seed,
             tls=tls,
             tls_hostname=tls_hostname,
-            inbox_prefix=inbox_prefix,
+            inbox_prefix=inbox,
+            listed=not inbox.startswith(permissions.inbox_prefix(permissions.SANDBOX)),
             connect_timeout_s=connect_timeout_s,
         )
     )

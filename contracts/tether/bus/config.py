@@ -21,6 +21,7 @@ class BusConfig:
     """`servers`: nats:// or tls:// URLs. At most one of user+password, token, `creds_file`, `nkey_seed` is used.
 
     `inbox_prefix` is what this user may subscribe to (one per user where users are confined).
+    `listed`: what is served is told to `nats micro`; sandboxes may not.
     `name` is shown by the server's connection list. Durations in seconds.
     """
 
@@ -34,6 +35,7 @@ class BusConfig:
     tls: ssl.SSLContext | None = field(default=None, repr=False)
     tls_hostname: str | None = None
     inbox_prefix: str = "_INBOX"
+    listed: bool = True
     connect_timeout_s: float = 10.0
     api_timeout_s: float = 5.0
     reconnect_wait_s: float = RECONNECT_WAIT_S

@@ -1,9 +1,12 @@
 """Questions and answers over one inbox subscription: the base of publisher, reader, pull loop and barrier.
 
 Every question carries its own reply subject `{inbox}.{token}`; one subscription on `{inbox}.*` gets all answers, one
-dictionary finds who waits. A question that waits when the connection is lost fails at once (`ConnectionLostError`): its
-answer can no longer come. One that finds the connection down waits for it within its own time and has then not been
-sent.
+dictionary finds who waits. A question to a sandbox has `tether.reply.{tenant}.{workspace}.{asker}.{token}` instead: a
+sandbox may answer there for its own workspace only. It sees the token of what it is asked, and could guess the next
+one, so an answer counts only on exactly the subject that was given.
+
+A question that waits when the connection is lost fails at once (`ConnectionLostError`): its answer can no longer come.
+One that finds the connection down waits for it within its own time and has then not been sent.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from typing import Any, Final
 
 import structlog
 
-from tether import metrics
+from tether import metrics, subjects
 from tether import natsheaders as wire_headers
 from tether.bus.config import HEADERS_BYTES_MAX, BusConfig
 from tether.bus.wire import Wire
@@ -44,10 +47,13 @@ Answer = tuple[bytes | None, bytes]
 class _Waiting:
     """Who waits for answers on one reply subject. `many` gets every answer, else the first settles the future."""
 
-    __slots__ = ("future", "many", "subject", "timer")
+    __slots__ = ("future", "many", "reply", "subject", "timer")
 
-    def __init__(self, subject: str, future: asyncio.Future[Answer], many: Callable[[Answer], bool] | None) -> None:
+    def __init__(
+        self, subject: str, reply: str, future: asyncio.Future[Answer], many: Callable[[Answer], bool] | None
+    ) -> None:
         self.subject = subject
+        self.reply = reply
         self.future = future
         self.many = many
         self.timer: asyncio.TimerHandle | None = None
@@ -58,7 +64,9 @@ class Connection:
 
     def __init__(self, config: BusConfig) -> None:
         self.config = config
-        self.inbox = f"{config.inbox_prefix}.{secrets.token_hex(8)}"
+        self._asker = secrets.token_hex(8)
+        self.inbox = f"{config.inbox_prefix}.{self._asker}"
+        self._heard: set[str] = set()  # subscriptions to answers of sandboxes, one for each tenant that was asked
         self._waiting: dict[str, _Waiting] = {}
         self._tokens = itertools.count(1)
         self._lost_hooks: list[Callable[[], None]] = []
@@ -155,7 +163,7 @@ class Connection:
             await self.ready(subject, size_bytes, timeout_s)
             timeout_s = max(0.001, timeout_s - (loop.time() - start_s))
         token, waiting = self._expect(subject, None, timeout_s)
-        self.wire.pub(subject, f"{self.inbox}.{token}", data, headers)
+        self.wire.pub(subject, waiting.reply, data, headers)
         try:
             return await waiting.future
         finally:
@@ -166,7 +174,7 @@ class Connection:
         Raises as `ask`."""
         await self.ready(subject, len(data), timeout_s)
         token, waiting = self._expect(subject, take, timeout_s)
-        self.wire.pub(subject, f"{self.inbox}.{token}", data, None)
+        self.wire.pub(subject, waiting.reply, data, None)
         try:
             await waiting.future
         finally:
@@ -228,7 +236,12 @@ class Connection:
     def _expect(self, subject: str, many: Callable[[Answer], bool] | None, timeout_s: float) -> tuple[str, _Waiting]:
         loop = asyncio.get_running_loop()
         token = f"{next(self._tokens):x}"
-        waiting = _Waiting(subject, loop.create_future(), many)
+        base = subjects.reply_base(subject)
+        if base is not None and (answers := subjects.replies(base, self._asker)) not in self._heard:
+            self._heard.add(answers)
+            self.wire.sub(answers, "", self._answered, self._replies_refused)
+        reply = f"{self.inbox}.{token}" if base is None else f"{base}.{self._asker}.{token}"
+        waiting = _Waiting(subject, reply, loop.create_future(), many)
         waiting.timer = loop.call_later(timeout_s, self._expire, token, timeout_s)
         self._waiting[token] = waiting
         return token, waiting
@@ -248,9 +261,9 @@ class Connection:
             waiting.future.set_exception(AnswerTimeoutError(f"no answer within {timeout_s:g} s"))
 
     def _answered(self, subject: bytes, reply: bytes, raw: bytes | None, data: bytes) -> None:
-        token = subject[len(self.inbox) + 1 :].decode()
-        waiting = self._waiting.get(token)
-        if waiting is None or waiting.future.done():
+        where = subject.decode()
+        waiting = self._waiting.get(where.rpartition(".")[2])
+        if waiting is None or waiting.future.done() or where != waiting.reply:
             return
         if waiting.many is None or waiting.many((raw, data)):
             waiting.future.set_result((raw, data))
@@ -265,9 +278,8 @@ class Connection:
     def _denied(self, subject: str) -> None:
         """A refused publish, by its subject in lower case: every question on it fails (the server names no more)."""
         matched = False
-        for token, waiting in self._waiting.items():
-            reply = f"{self.inbox}.{token}"
-            if subject in (waiting.subject.lower(), reply.lower()) and not waiting.future.done():
+        for waiting in self._waiting.values():
+            if subject in (waiting.subject.lower(), waiting.reply.lower()) and not waiting.future.done():
                 matched = True
                 waiting.future.set_exception(
                     PermissionDeniedError("publishing is not permitted", subject=waiting.subject)
@@ -283,6 +295,13 @@ class Connection:
         self._inbox_denied = error
         for waiting in self._waiting.values():
             if not waiting.future.done():
+                waiting.future.set_exception(error)
+
+    def _replies_refused(self, error: PermissionDeniedError) -> None:
+        """This user may not hear sandboxes: whoever waits for one is told, and so is the next who asks."""
+        self._heard.discard(error.subject or "")
+        for waiting in self._waiting.values():
+            if waiting.reply.startswith("tether.reply.") and not waiting.future.done():
                 waiting.future.set_exception(error)
 
     async def _watch(self) -> None:

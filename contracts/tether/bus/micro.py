@@ -88,7 +88,8 @@ class Registry:
         service = self._services.get(name)
         if service is None:
             service = self._services[name] = MicroService(self._connection, name)
-            service.start()
+            if self._connection.config.listed:
+                service.start()
         endpoint = Endpoint(subject, queue)
         service.endpoints.append(endpoint)
         return endpoint

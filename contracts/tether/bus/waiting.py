@@ -10,7 +10,7 @@ from typing import Final
 import structlog
 
 from tether.bus.bus import NatsBus, connect
-from tether.errors import BusError, BusUnavailableError
+from tether.errors import BusError, BusUnavailableError, PermissionDeniedError
 from tether.ports import Bus
 from tether.settings import ServiceSettings
 
@@ -22,11 +22,11 @@ async def connect_service(
     name: str,
     stop: asyncio.Event,
     *,
-    inbox_prefix: str = "_INBOX",
+    inbox_prefix: str | None = None,
     connect_timeout_s: float = 10.0,
 ) -> NatsBus | None:
     """Connected as `settings` say, or None where `stop` came first. Raises PermissionDeniedError for refused
-    credentials."""
+    credentials, ConfigurationError for TLS files that cannot be used."""
     log = structlog.get_logger(name)
     while not stop.is_set():
         try:
@@ -36,6 +36,7 @@ async def connect_service(
                 user=settings.nats_user,
                 password=settings.password(),
                 creds_file=None if settings.nats_creds_file is None else str(settings.nats_creds_file),
+                tls=settings.tls(),
                 inbox_prefix=inbox_prefix,
                 connect_timeout_s=connect_timeout_s,
             )
@@ -45,13 +46,15 @@ async def connect_service(
 
 
 async def wait_for_streams(bus: Bus, streams: Sequence[str], stop: asyncio.Event) -> bool:
-    """Until all of them exist; False where `stop` came first."""
+    """Until all of them exist; False where `stop` came first. Raises PermissionDeniedError."""
     log = structlog.get_logger("tether.bus")
     waiting = ""
     for stream in streams:
         while True:
             try:
                 found = await bus.state(stream) is not None
+            except PermissionDeniedError:
+                raise
             except BusError:
                 found = False
             if found:

@@ -43,6 +43,7 @@ from tether.ids import check_token, new_id
 from tether.limits import ADMISSION_WAIT_S, CONTROL_LEASE_TTL_S
 from tether.ports import Bus
 from tether.prompt import AgentSpec, Continuation, Mode, ResumeChoice, TextContent, invalid
+from tether.quarantine import QuarantineList
 from tether.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -303,6 +304,11 @@ class Client(SandboxCalls):
     ) -> ConversationHistory:
         """Its newest page (over NATS: the whole log, folded). `cursor` goes on behind it."""
         return await self._transport.conversation(check_token(conversation, "conversation"), limit, before)
+
+    async def quarantine(self, *, limit: int = PAGE_DEFAULT, before: int | None = None) -> QuarantineList:
+        """What of the tenant's log was refused, newest first (see `tether.quarantine`); `before`: the `next_page` of
+        the answer before. For operators."""
+        return await self._transport.quarantine(limit, before)
 
     async def executions(
         self,

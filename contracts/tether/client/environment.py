@@ -3,6 +3,7 @@
     TETHER_CLIENT_URL                 http(s)://… or nats://…
     TETHER_CLIENT_TOKEN[_FILE]        HTTP: the bearer token
     TETHER_CLIENT_NATS_USER, TETHER_CLIENT_NATS_PASSWORD[_FILE], TETHER_CLIENT_NATS_CREDS_FILE
+    TETHER_CLIENT_NATS_TLS_CA_FILE, TETHER_CLIENT_NATS_TLS_CERT_FILE, TETHER_CLIENT_NATS_TLS_KEY_FILE
     TETHER_CLIENT_TENANT              NATS: the tenant (over HTTP the token says it)
 
 All problems are told together; an unknown `TETHER_CLIENT_…` is refused. Secrets never show in `repr`.
@@ -13,11 +14,13 @@ from __future__ import annotations
 import difflib
 import json
 import os
+import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from tether import tls
 from tether.settings import ConfigurationError
 
 if TYPE_CHECKING:
@@ -38,6 +41,9 @@ class Endpoint:
     nats_password: str | None = field(default=None, repr=False)
     nats_password_file: str | None = None
     nats_creds_file: str | None = None
+    nats_tls_ca_file: str | None = None
+    nats_tls_cert_file: str | None = None
+    nats_tls_key_file: str | None = None
     tenant: str = "default"
 
     @property
@@ -52,11 +58,19 @@ class Endpoint:
                 user=self.nats_user,
                 password=_secret(self.nats_password, self.nats_password_file),
                 creds_file=self.nats_creds_file,
+                tls=self._tls(),
             )
             return NatsTransport(self.url, self.tenant, credentials)
         from tether.client.http import HttpTransport
 
         return HttpTransport(self.url, _secret(self.token, self.token_file) or "")
+
+    def _tls(self) -> ssl.SSLContext | None:
+        files = (self.nats_tls_ca_file, self.nats_tls_cert_file, self.nats_tls_key_file)
+        try:
+            return tls.client_context(*(None if file is None else Path(file) for file in files))
+        except tls.TlsFilesError as error:
+            raise ConfigurationError([f"{PREFIX}NATS_TLS_{error.setting.upper()}: {error.remedy}"]) from None
 
 
 def _secret(value: str | None, file: str | None) -> str | None:
@@ -112,8 +126,7 @@ def local(path: str | None = None, over: Literal["http", "nats"] = "http") -> En
             return Endpoint(url=str(state["http_url"]), token_file=str(state["token_file"]))
         return Endpoint(
             url=str(state["nats_url"]),
-            nats_user=str(state["nats_user"]),
-            nats_password_file=str(state["nats_password_file"]),
+            nats_creds_file=str(state["nats_creds_file"]),
             tenant=str(state["tenant"]),
         )
     except FileNotFoundError:

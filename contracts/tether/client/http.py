@@ -57,8 +57,10 @@ from tether.client.sse import ServerEvent, SseParser, StreamDamagedError
 from tether.client.stream_state import StreamReader
 from tether.client.transport import FollowOptions
 from tether.client.types import Answer, Message, Submission
-from tether.errors import Code, InvalidError, Problem, ProblemError, problem
+from tether.errors import Code, InvalidError, Problem, ProblemError, QuotaExceededError, error_of, problem
 from tether.limits import ADMISSION_WAIT_S, CONTROL_REPLY_S, MIB, SSE_HEARTBEAT_S
+from tether.prompt import invalid
+from tether.quarantine import QuarantineList
 
 PATIENCE_S: Final = 10.0  # of a call that is no submission
 _CONNECT_S: Final = 5.0
@@ -132,7 +134,9 @@ class HttpTransport:
             if not isinstance(failure, ProblemError):
                 return failure
             wait_s = backoff.next_s(asked_s)
-            again = failure.problem.status in _AGAIN and failure.problem.retryable
+            # A quota is waited for only where the server said for how long.
+            told = isinstance(failure, QuotaExceededError) and asked_s is not None
+            again = (failure.problem.status in _AGAIN or told) and failure.problem.retryable
             if not again or time.monotonic() + wait_s > deadline_s:
                 raise failure
             await asyncio.sleep(wait_s)
@@ -157,7 +161,7 @@ class HttpTransport:
             raise InvalidError("url", f"must be an http:// or https:// URL ({error})") from None
         if answer.status_code >= 400:
             what = problem_of(answer.status_code, answer.content)
-            return ProblemError(what), what.retry_after_s
+            return error_of(what), what.retry_after_s
         try:
             return model.model_validate_json(answer.content), None
         except ValidationError:
@@ -165,15 +169,18 @@ class HttpTransport:
             raise ProblemError(problem(Code.RUNTIME_UNAVAILABLE, detail, retryable=False)) from None
 
     async def submit(self, message: Message, patience_s: float) -> Submission:
-        body = MessageRequest(
-            request_id=message.request_id,
-            content=message.content,
-            agent=message.agent,
-            workspace=message.workspace,
-            mode=message.mode,
-            resume=message.resume,
-            continuation=message.continuation,
-        )
+        try:
+            body = MessageRequest(
+                request_id=message.request_id,
+                content=message.content,
+                agent=message.agent,
+                workspace=message.workspace,
+                mode=message.mode,
+                resume=message.resume,
+                continuation=message.continuation,
+            )
+        except ValidationError as error:
+            raise invalid(error) from None
         path = f"/v1/conversations/{message.conversation}/messages"
         accepted = await self._ask(MessageAccepted, "POST", path, body=body, patience_s=patience_s)
         return Submission(
@@ -225,6 +232,9 @@ class HttpTransport:
     async def snapshot(self, execution: str) -> ExecutionSnapshot:
         return await self._ask(ExecutionSnapshot, "GET", f"/v1/executions/{execution}/snapshot")
 
+    async def quarantine(self, limit: int, before: int | None) -> QuarantineList:
+        return await self._ask(QuarantineList, "GET", "/v1/quarantine", query={"limit": limit, "before": before})
+
     async def sandboxes(self) -> SandboxList:
         return await self._ask(SandboxList, "GET", "/v1/sandboxes")
 
@@ -269,7 +279,8 @@ class HttpTransport:
             except StreamDamagedError as error:
                 failure = _unreachable(self._url, error)
             except ProblemError as error:
-                if error.problem.status not in _AGAIN:
+                told = isinstance(error, QuotaExceededError) and error.problem.retry_after_s is not None
+                if error.problem.status not in _AGAIN and not told:
                     raise
                 failure = error
             finally:
@@ -298,7 +309,7 @@ class HttpTransport:
                 reader.ended = True
                 return
             if answer.status_code != 200:
-                raise ProblemError(problem_of(answer.status_code, await _bounded(answer)))
+                raise error_of(problem_of(answer.status_code, await _bounded(answer)))
             if not answer.headers.get("content-type", "").startswith(EVENT_STREAM_TYPE):
                 raise ProblemError(
                     problem(Code.RUNTIME_UNAVAILABLE, f"{self._url} gives no event stream", retryable=False).model_copy(

@@ -7,6 +7,7 @@ router's request record alone says what became of it. Controls name the whole ta
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeVar
@@ -44,18 +45,20 @@ from tether.errors import (
     PermissionDeniedError,
     ProblemError,
     UndecidedError,
+    error_of,
     problem,
 )
 from tether.ids import check_token, default_workspace
-from tether.limits import ADMISSION_WAIT_S, WAITING_PROMPTS_MAX
+from tether.limits import ADMISSION_WAIT_S
 from tether.ports import Bus
 from tether.prompt import Prompt, invalid
+from tether.quarantine import QuarantineList, read_page
+from tether.quotas import waiting_full
 from tether.snapshots import Absence, Absent
 from tether.subjects import EventAddress
 from tether.submission import Admitted, Publish, Refuse, Wait, decide
 
 SANDBOX_PATIENCE_S: Final = 10.0  # how long an agent service that does not answer is asked again
-_QUEUE_FULL: Final = 10077
 _LOOK_MIN_S: Final = 0.005
 _LOOK_MAX_S: Final = 0.25
 T = TypeVar("T")
@@ -63,14 +66,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class NatsCredentials:
-    """At most one way: user and password, token, a `.creds` file, an nkey seed."""
+    """At most one way: user and password, token, a `.creds` file, an nkey seed. `inbox_prefix` None: the one that the
+    `.creds` file permits, else `_INBOX`."""
 
     user: str | None = None
     password: str | None = field(default=None, repr=False)
     token: str | None = field(default=None, repr=False)
     creds_file: str | None = None
     nkey_seed: str | None = field(default=None, repr=False)
-    inbox_prefix: str = "_INBOX"
+    tls: ssl.SSLContext | None = field(default=None, repr=False)
+    inbox_prefix: str | None = None
 
 
 class NatsTransport:
@@ -99,6 +104,7 @@ class NatsTransport:
                     token=named.token,
                     creds_file=named.creds_file,
                     nkey_seed=named.nkey_seed,
+                    tls=named.tls,
                     inbox_prefix=named.inbox_prefix,
                 )
             return self._connected
@@ -131,7 +137,7 @@ class NatsTransport:
             record = await _patient(lambda: records.request(prompt.request_id), deadline_s)
             match decide(record, prompt, published=published):
                 case Refuse(what):
-                    raise ProblemError(what)
+                    raise error_of(what)
                 case Admitted(done, attempt):
                     at = before
                     if done.cursor_sequence:
@@ -191,9 +197,9 @@ class NatsTransport:
                 await bus.publish(subject, data, msg_id=prompt.message_id, headers=tracing.outgoing())
                 return
             except (UndecidedError, BusUnavailableError) as error:
-                if error.code == _QUEUE_FULL and "per subject" in error.detail:
-                    detail = f"{WAITING_PROMPTS_MAX} messages wait in this conversation already"
-                    raise ProblemError(problem(Code.QUOTA_EXCEEDED, detail, retry_after_s=1.0)) from None
+                full = waiting_full(error)
+                if full is not None:
+                    raise full from None
                 wait_s = backoff.next_s()
                 if _now_s() + wait_s >= deadline_s:
                     raise
@@ -414,6 +420,13 @@ class NatsTransport:
             snapshot=snapshot.model_dump(mode="json", exclude_none=True),
             cursor=cursor.encode(self.tenant, address.conversation),
         )
+
+    async def quarantine(self, limit: int, before: int | None) -> QuarantineList:
+        return await _told(self._quarantine(limit, before))
+
+    async def _quarantine(self, limit: int, before: int | None) -> QuarantineList:
+        entries, following = await read_page(await self._bus(), self.tenant, before=before, limit=limit)
+        return QuarantineList(entries=entries, next_page=following)
 
     async def sandboxes(self) -> SandboxList:
         return await _told(self._sandboxes())

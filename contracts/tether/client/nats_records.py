@@ -125,7 +125,7 @@ class Records:
                 log.created_ms = log.created_ms or stored.stored_at_ns // 1_000_000
                 log.sequence, log.stored_at_ns = stored.sequence, stored.stored_at_ns
                 try:
-                    content = decode(stored.subject, stored.data)
+                    content = decode(stored.subject, stored.data, stored.stored_at_ns)
                 except InvalidError:
                     continue  # nobody can read it; a frame's events show as a gap before the next one
                 if not isinstance(content, Frame):

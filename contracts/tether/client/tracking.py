@@ -68,7 +68,7 @@ class ResponseTracker:
             case ev.RESPONSE_FAILED if self._mine(body):
                 self.failed = True
                 self.outcome = "failed"
-                self.error = {key: body[key] for key in ("code", "detail", "retryable") if key in body}
+                self.error = {key: body[key] for key in ("code", "detail", "retryable", "choices") if key in body}
             case ev.RESPONSE_SUPERSEDED if self._mine(body):
                 self.outcome = "superseded"
             case _:

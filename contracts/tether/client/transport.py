@@ -17,6 +17,7 @@ from tether.api import (
 from tether.api_sandboxes import DrainRequest, DrainView, Purpose, ResumeView, SandboxList, SandboxView
 from tether.client.items import Item
 from tether.client.types import Answer, Message, Submission
+from tether.quarantine import QuarantineList
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,8 @@ class Transport(Protocol):
     async def execution(self, execution: str) -> ExecutionView: ...
 
     async def snapshot(self, execution: str) -> ExecutionSnapshot: ...
+
+    async def quarantine(self, limit: int, before: int | None) -> QuarantineList: ...
 
     async def sandboxes(self) -> SandboxList: ...
 

@@ -334,6 +334,10 @@ class MemoryBus:
         await self._read("purge", subject)
         return self._stream(stream).purge(subject, up_to)
 
+    async def erase(self, stream: str, sequence: int) -> bool:
+        await self._read("erase", str(sequence))
+        return self._stream(stream).remove(sequence)
+
     async def delete_stream(self, stream: str) -> None:
         await self._read("delete_stream", stream)
         self.server.delete_stream(stream)

@@ -25,7 +25,8 @@ that meets `draining` waits, and then resumes: Wanted on `suspended` is written 
 A report is `done` for callers once its compute is released: until then it says `running`, phase `releasing`.
 
 An operation is known by its drain id. The same id never begins twice: it joins what it began, or is told how it ended
-(`drained`). While one runs, another id joins that one.
+(`drained`, `failed`; of older ones that went well the references tell, which the caller looks at first). While one
+runs, another id joins that one.
 
 `decide(record, input)` is pure: Write(record) and Remove go by compare-and-set before anything else happens, Keep means
 that the record says so already, Wait names what has to end first, Refuse what cannot be.
@@ -38,7 +39,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, assert_never
 
 from tether.errors import Code, Problem, problem
-from tether.sandbox import DrainOrder, DrainReport, SandboxRecord
+from tether.sandbox import FAILED_MAX, DrainOrder, DrainReport, SandboxRecord, no_sandbox
 
 Purpose = Literal["drain", "suspend", "delete"]
 START_RETRY_S = 1.0  # told to who asks while a sandbox is being started
@@ -224,8 +225,13 @@ def decide(record: SandboxRecord | None, event: SandboxInput) -> Decision:
 
 def joins(record: SandboxRecord, drain: str) -> bool:
     """This id has begun its operation before, or one runs that it joins."""
-    known = record.drained is not None and record.drained.drain == drain
-    return known or (record.state in ("draining", "deleting") and record.drain is not None)
+    return told_of(record, drain) is not None or (record.state in ("draining", "deleting") and record.drain is not None)
+
+
+def told_of(record: SandboxRecord, drain: str) -> DrainReport | None:
+    """What the record says of this operation, be it the last one or an earlier one that failed."""
+    reports = record.failed if record.drained is None else (record.drained, *record.failed)
+    return next((report for report in reports if report.drain == drain), None)
 
 
 def releasing(record: SandboxRecord) -> bool:
@@ -236,11 +242,18 @@ def releasing(record: SandboxRecord) -> bool:
 
 
 def _changed(record: SandboxRecord, at: int, **changes: Any) -> Write:
+    if "drained" in changes:
+        changes["failed"] = _failed(record, changes["drained"])
     return Write(record.model_copy(update={**changes, "updated_at": at}))
 
 
-def _no_sandbox() -> Refuse:
-    return Refuse(problem(Code.NOT_FOUND, "workspace: there is no sandbox of it"))
+def _failed(record: SandboxRecord, now: DrainReport | None) -> tuple[DrainReport, ...]:
+    """With the report that is followed by `now`, where it is of another drain and failed."""
+    last = record.drained
+    if last is None or last.state != "failed" or (now is not None and now.drain == last.drain):
+        return record.failed
+    executions = tuple(one.model_copy(update={"unheard": ()}) for one in last.executions)
+    return (*record.failed, last.model_copy(update={"executions": executions}))[-FAILED_MAX:]
 
 
 # --- starting ---
@@ -275,7 +288,7 @@ def _wanted(record: SandboxRecord | None, event: Wanted) -> Decision:
 
 def _woken(record: SandboxRecord | None, event: Woken) -> Decision:
     if record is None:
-        return _no_sandbox()
+        return Refuse(no_sandbox())
     match record.state:
         case "suspended":
             return _changed(record, event.at, state="resuming", wanted_at=event.at)
@@ -324,12 +337,13 @@ def _forwarded(record: SandboxRecord | None, event: Forwarded) -> Decision:
 
 def _drain_ordered(record: SandboxRecord | None, event: DrainOrdered) -> Decision:
     if record is None:
-        return _no_sandbox()
+        return Refuse(no_sandbox())
     if joins(record, event.order.drain):
         return Keep()
     match record.state:
         case "active":
-            begun = DrainReport(drain=event.order.drain, state="running", purpose=event.order.purpose)
+            order = event.order
+            begun = DrainReport(drain=order.drain, state="running", purpose=order.purpose, reason=order.reason or None)
             return _changed(record, event.at, state="draining", drain=event.order, drained=begun)
         case "provisioning" | "resuming":
             detail = f"the sandbox is {record.state}: it can be drained once it is active"
@@ -346,7 +360,7 @@ def _drain_reported(record: SandboxRecord | None, event: DrainReported) -> Decis
         return Keep()
     if releasing(record):
         return Keep()  # of a peer that asked before the end was known
-    report = _kept(report, record.drain.purpose)
+    report = _kept(report, record.drain.purpose).model_copy(update={"reason": record.drain.reason or None})
     if report.state == "failed":
         return _changed(record, event.at, state="active", drain=None, drained=report)
     if report.state == "done":
@@ -404,7 +418,7 @@ def _kept(report: DrainReport, purpose: Purpose) -> DrainReport:
 
 def _delete_ordered(record: SandboxRecord | None, event: DeleteOrdered) -> Decision:
     if record is None:
-        return _no_sandbox()
+        return Refuse(no_sandbox())
     deleting = _changed(record, event.at, state="deleting", drain=event.order, drained=event.report)
     match record.state:
         case "deleting":

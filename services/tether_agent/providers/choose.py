@@ -13,6 +13,7 @@ from tether_agent.providers.local import COLLECTOR, LocalProvider
 
 if TYPE_CHECKING:
     from tether_agent.providers.docker import DockerProvider
+    from tether_agent.providers.kubernetes import KubernetesProvider
 
 
 def provider(
@@ -22,10 +23,12 @@ def provider(
     bus: Bus | None,
     *,
     command: Sequence[str] = COLLECTOR,
-) -> LocalProvider | DockerProvider:
+) -> LocalProvider | DockerProvider | KubernetesProvider:
     """`command` starts a collector where that is a process. Raises ConfigurationError where something is missing."""
     if settings.agent_provider == "local":
         return LocalProvider(settings, agents, environment, bus, command=command)
+    if settings.agent_provider == "kubernetes":
+        return _kubernetes(settings, agents, environment, bus)
     try:
         from tether_agent.providers.docker import DockerProvider
     except ModuleNotFoundError as error:
@@ -34,3 +37,16 @@ def provider(
         detail = "TETHER_AGENT_PROVIDER: docker needs the extra docker: install it with `pip install 'tether[docker]'`"
         raise ConfigurationError([detail]) from None
     return DockerProvider(settings, agents, environment, bus)
+
+
+def _kubernetes(
+    settings: AgentSettings, agents: AgentsFile, environment: Environment, bus: Bus | None
+) -> KubernetesProvider:
+    try:
+        from tether_agent.providers.kubernetes import KubernetesProvider
+    except ModuleNotFoundError as error:
+        if error.name not in ("lightkube", "httpx2"):
+            raise
+        detail = "TETHER_AGENT_PROVIDER: kubernetes needs its extra: install it with `pip install 'tether[kubernetes]'`"
+        raise ConfigurationError([detail]) from None
+    return KubernetesProvider(settings, agents, environment, bus)

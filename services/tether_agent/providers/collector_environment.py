@@ -11,8 +11,9 @@ from typing import Any
 from tether import failpoints
 from tether.service import write_whole
 from tether_agent.agents import AgentsFile
-from tether_agent.config import AgentSettings, telemetry
+from tether_agent.config import AgentSettings, confinement, pace, telemetry
 from tether_agent.providers import sandbox_file
+from tether_agent.providers.bus_access import BusAccess
 from tether_agent.providers.collector_process import BOOT_VARIABLE, INHERITED
 from tether_agent.providers.sandbox_file import SandboxFile
 
@@ -23,7 +24,11 @@ def environment_file(state_dir: Path, file: SandboxFile) -> Path:
 
 
 def collector_environment(
-    settings: AgentSettings, agents: AgentsFile, file: SandboxFile, facts: Mapping[str, Any]
+    settings: AgentSettings,
+    agents: AgentsFile,
+    file: SandboxFile,
+    facts: Mapping[str, Any],
+    access: BusAccess | None = None,
 ) -> dict[str, str]:
     """All variables of the process. A recovery collector is told of no agents."""
     folder = sandbox_file.folder_of(settings.agent_state_dir, file.tenant, file.workspace)
@@ -48,11 +53,21 @@ def collector_environment(
         "TETHER_COLLECTOR_CHECKPOINT_STORE": settings.agent_checkpoint_store,
         "TETHER_COLLECTOR_CHECKPOINT_INCLUDE": settings.agent_checkpoint_include,
     }
+    values |= agents.collector_settings() | confinement(settings)
+    if settings.agent_cli_user is not None:
+        values["TETHER_COLLECTOR_CLI_USER"] = settings.agent_cli_user
     if file.restore:
         values["TETHER_COLLECTOR_RESTORE"] = file.restore
     values |= failpoints.inherited(os.environ)
-    values |= _bus_credentials(settings, folder)
-    return values | telemetry(settings)
+    if settings.nats_tls_ca_file is not None:
+        values["TETHER_NATS_TLS_CA_FILE"] = str(settings.nats_tls_ca_file)
+    access = access or BusAccess()
+    values |= access.told()
+    if access.path is not None:
+        values["TETHER_NATS_CREDS_FILE"] = str(access.path)
+    else:
+        values |= _bus_credentials(settings, folder)
+    return values | telemetry(settings) | pace(settings, file.tenant)
 
 
 def _bus_credentials(settings: AgentSettings, folder: Path) -> dict[str, str]:

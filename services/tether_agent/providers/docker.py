@@ -22,46 +22,38 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 import structlog
 
-from tether import subjects, tracing
-from tether.checkpoint import FOLDER
-from tether.errors import BusError, Code, problem
-from tether.kv import Bucket
+from tether import tracing
+from tether.checkpoint import FOLDER, RESTORE_FAILED
+from tether.errors import Problem
 from tether.limits import CHECKPOINT_MANIFEST_BYTES_MAX
 from tether.ports import Bus
 from tether.processes import machine_boot
-from tether.sandbox import Registration
 from tether_agent import metrics
 from tether_agent.agents import AgentsFile, Environment
 from tether_agent.config import AgentSettings
 from tether_agent.core import container as core
-from tether_agent.core import lost
 from tether_agent.core.container import Container, End
 from tether_agent.providers import (
-    Compute,
     Gone,
     NotReadyError,
     ProvisionError,
-    Restarted,
-    Status,
-    Stopped,
     docker_file,
     docker_spec,
     drained,
     executions,
     sandbox_file,
-    state_dir,
 )
-from tether_agent.providers import lost as lost_executions
+from tether_agent.providers.base import BaseProvider, Sandbox, hopeless, refusal
+from tether_agent.providers.bus_access import BusAccess
 from tether_agent.providers.docker_engine import Engine, EngineError, ImageMissingError
 from tether_agent.providers.docker_file import DockerFile
-from tether_agent.providers.workspaces import Workspaces
 
 LOOK_S: Final = 0.5  # one request for all sandboxes
 RUN_LOOKS: Final = 20  # every so many looks each container is asked whether it is the same run
@@ -70,41 +62,31 @@ DRAINED_END_S: Final = 10.0  # a drained one ends by itself within
 KILLED_S: Final = 10.0
 RECOVER_MIN_S: Final = 0.5
 RECOVER_MAX_S: Final = 60.0
-VOLUME_LOOK_S: Final = 2.0
 _POLL_MIN_S: Final = 0.02
 _POLL_MAX_S: Final = 0.25
 _log = structlog.get_logger("tether_agent")
 
 
 @dataclass(slots=True)
-class _Sandbox:
-    """One workspace's sandbox. `lock` is held over start, stop and what follows an end; `chore` is the task of the
-    latter. `alive` is what the last look at the engine said."""
+class _Sandbox(Sandbox[DockerFile]):
+    """Its task does what follows the end of a container. `seen`: the last look at the engine saw it live."""
 
-    tenant: str
-    workspace: str
-    lock: asyncio.Lock
-    file: DockerFile | None = None
-    alive: bool = False
-    chore: asyncio.Task[None] | None = None
+    seen: bool = False
     recoveries: int = 0  # in a row, that ended without telling everything
-    refused: str = ""  # why its container never had a ready collector
+
+    @property
+    def alive(self) -> bool:
+        return self.seen
 
 
-class DockerProvider:
-    """See the module's docstring. `bus` is asked for registrations, records and references."""
+class DockerProvider(BaseProvider[DockerFile, _Sandbox]):
+    """See the module's docstring."""
 
     name = "docker"
+    poll_max_s = 0.25
 
     def __init__(self, settings: AgentSettings, agents: AgentsFile, environment: Environment, bus: Bus | None) -> None:
-        self._settings = settings
-        self._agents = agents
-        self._environment = environment
-        self._bus = bus
-        self._state_dir = settings.agent_state_dir
-        self._sandboxes: dict[tuple[str, str], _Sandbox] = {}
-        self._workspaces: Workspaces | None = None
-        self._group: asyncio.TaskGroup | None = None
+        super().__init__(settings, agents, environment, bus)
         self._engine = Engine(settings.docker_prefix)
         self._engine_away = False
 
@@ -112,23 +94,14 @@ class DockerProvider:
 
     @contextlib.asynccontextmanager
     async def running(self, *, restart: bool = True) -> AsyncIterator[None]:
-        """Hold the state directory, adopt, watch. Raises RuntimeError where another agent service holds it, EngineError
-        where the engine cannot be asked what runs. Without `restart` what has ended stays so."""
-        self._state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with await state_dir.hold(self._state_dir), contextlib.closing(self._engine):
-            self._workspaces = Workspaces(self._settings.agent_workspaces_dir, self._state_dir)
-            async with asyncio.TaskGroup() as group:
-                self._group = group
-                await self._adopt_all()
-                watching = group.create_task(self._watch(restart), name="containers", context=tracing.detached())
-                try:
-                    yield
-                finally:
-                    self._group = None
-                    watching.cancel()
-                    for sandbox in self._sandboxes.values():
-                        if sandbox.chore is not None:
-                            sandbox.chore.cancel()
+        """Raises EngineError, too, where the engine cannot be asked what runs."""
+        with contextlib.closing(self._engine):
+            async with super().running(restart=restart):
+                yield
+
+    async def _attend(self, group: asyncio.TaskGroup, *, restart: bool) -> Sequence[asyncio.Task[None]]:
+        await self._adopt_all()
+        return (group.create_task(self._watch(restart), name="containers", context=tracing.detached()),)
 
     async def _adopt_all(self) -> None:
         for file in docker_file.read_all(self._state_dir):
@@ -152,13 +125,13 @@ class DockerProvider:
         if file.status in ("stopped", "lost"):
             return
         if found.lives and file.status == "running":
-            sandbox.alive = not file.started_at or found.started_at == file.started_at
+            sandbox.seen = not file.started_at or found.started_at == file.started_at
             self._note(sandbox, replace(file, container=found.id, started_at=file.started_at or found.started_at))
         else:
             self._note(sandbox, replace(file, container=found.id))
             if found.status == "created" or found.lives:
                 await self._complete(sandbox, found.id)  # whoever created it did not come to its end
-        _log.info("sandbox_adopted", **_named(sandbox), alive=sandbox.alive)
+        _log.info("sandbox_adopted", **sandbox.named, alive=sandbox.alive)
 
     async def _watch(self, restart: bool) -> None:
         """The task that sees containers end, whoever ended them."""
@@ -187,15 +160,9 @@ class DockerProvider:
                 alive = found is not None and found.lives and found.started_at == file.started_at
             if sandbox.lock.locked() or sandbox.file is not file:
                 continue
-            sandbox.alive = alive
-            if not alive and restart and (sandbox.chore is None or sandbox.chore.done()):
-                self._begin(sandbox, self._follow)
-
-    def _begin(self, sandbox: _Sandbox, chore: Callable[[_Sandbox], Coroutine[Any, Any, None]]) -> None:
-        if self._group is None:
-            return
-        name = f"sandbox-{sandbox.tenant}.{sandbox.workspace}"
-        sandbox.chore = self._group.create_task(chore(sandbox), name=name, context=tracing.detached())
+            sandbox.seen = alive
+            if not alive and restart and self._group is not None and (sandbox.task is None or sandbox.task.done()):
+                self._follow_by(sandbox, self._follow)
 
     # --- the end of a container ---
 
@@ -218,17 +185,17 @@ class DockerProvider:
                 await self._recover(sandbox)
             else:
                 await self._await_volume(sandbox)
-        except (EngineError, NotReadyError, ProvisionError) as error:
-            _log.warning("sandbox_not_followed", **_named(sandbox), reason=str(error))
+        except (NotReadyError, ProvisionError) as error:
+            _log.warning("sandbox_not_followed", **sandbox.named, reason=str(error))
 
     async def _ended(self, sandbox: _Sandbox) -> None:
         """Write down what the end of the container means, and remove it. The lock is held. Raises NotReadyError where
-        there is no proof of an end, EngineError."""
+        there is no proof of an end."""
         file = sandbox.file
         assert file is not None
         if file.status == "starting" and await self._continued(sandbox, file):
             return
-        end = await self._end(file)
+        end = await self._end_of(file)
         released = await drained.is_over(self._bus, file)
         told = end is not None and end.code == 0 and await drained.drained_itself(self._bus, file)
         follows = core.after(end, used=file.used, recovery=file.recovery, released=released, drained=told)
@@ -237,8 +204,8 @@ class DockerProvider:
                 await self._refresh(sandbox)
                 raise NotReadyError("the container is not to be found, and the engine did not see it end")
             case core.Failed(reason):
-                sandbox.refused = reason
                 await self._tell_log(sandbox, reason)
+                sandbox.refused = await self._restore_failure(file) or refusal(reason)
                 status: sandbox_file.Status = "stopped"
             case core.Recover():
                 status = "unfinished"
@@ -246,7 +213,7 @@ class DockerProvider:
             case core.Stopped():
                 status = "stopped"
         assert end is not None
-        _log.warning("container_ended", **_named(sandbox), code=end.code, proof=end.proof, then=status)
+        _log.warning("container_ended", **sandbox.named, code=end.code, proof=end.proof, then=status)
         metrics.collector_ends.inc()
         await self._close(sandbox, status, end)
 
@@ -266,9 +233,9 @@ class DockerProvider:
         file = sandbox.file
         assert file is not None
         found = await self._engine.inspect(file.container) if file.container else None
-        sandbox.alive = found is not None and found.lives
+        sandbox.seen = found is not None and found.lives
 
-    async def _end(self, file: DockerFile) -> End | None:
+    async def _end_of(self, file: DockerFile) -> End | None:
         """How it is known that nothing of this boot lives. Raises EngineError."""
         if file.proof:
             return End(file.proof, None)
@@ -285,7 +252,7 @@ class DockerProvider:
         """Its container has ended: that is written down, then it is removed."""
         file = sandbox.file
         assert file is not None
-        sandbox.alive = False
+        sandbox.seen = False
         over = status == "stopped"
         noted = replace(file, status=status, proof=end.proof, recovery=False, used=file.used and not over)
         self._note(sandbox, noted)
@@ -299,50 +266,55 @@ class DockerProvider:
     async def _recover(self, sandbox: _Sandbox) -> None:
         async with sandbox.lock:
             if sandbox.file is not None and sandbox.file.status in ("unfinished", "lost") and self._group is not None:
+                self._hold.check()
                 await self._start(sandbox, recovery=True)
 
-    async def _await_volume(self, sandbox: _Sandbox) -> None:
-        """Until the volume is back, or what ran was closed without it."""
-        state, said = lost.Lost(), ""
-        while True:
-            async with sandbox.lock:
-                file = sandbox.file
-                if file is None or file.status not in ("unfinished", "lost"):
-                    return
-                now_s, there = asyncio.get_running_loop().time(), await self._volume_there(file)
-                look = lost.Look(now_s, there, file.proof or None, file.status == "lost")
-                state, decision = lost.decide(state, look, self._settings.agent_volume_wait_s)
-                if isinstance(decision, lost.Tell):
-                    return  # the next look begins its recovery
-                closing = isinstance(decision, lost.Close)
-                if closing and await lost_executions.close_all(self._asked(), file.tenant, file.workspace, file.proof):
-                    self._note(sandbox, replace(file, status="lost"))
-            if isinstance(decision, lost.Wait) and decision.reason != said:
-                said = decision.reason
-                _log.warning("volume_awaited", **_named(sandbox), reason=said)
-            await asyncio.sleep(VOLUME_LOOK_S)
+    async def _tell_log(self, sandbox: _Sandbox, reason: str) -> None:
+        """Its container is about to be removed, and with it what it wrote."""
+        assert sandbox.file is not None
+        try:
+            tail = await self._engine.log(sandbox.file.container)
+        except EngineError as error:
+            tail = str(error)
+        _log.error("sandbox_impossible", **sandbox.named, reason=reason, tail=tail)
+
+    async def _restore_failure(self, file: DockerFile) -> Problem | None:
+        """Why the collector of this boot could not go on from its checkpoint, where that is why it ended."""
+        if file.directory:
+            return await asyncio.to_thread(drained.restore_failure, Path(file.directory), file.boot)
+        data = await self._read(file, RESTORE_FAILED, drained.RESTORE_FAILED_BYTES_MAX)
+        return None if data is None else drained.decode_restore_failure(data, file.boot)
+
+    async def _read(self, file: DockerFile, path: str, bytes_max: int) -> bytes | None:
+        """A file of the workspace's volume; None where there is none, or the engine cannot say."""
+        try:
+            if not await self._engine.volume_there(file.volume):
+                return None
+            return await self._engine.read_file(self._settings.docker_image, file.volume, path, bytes_max)
+        except (EngineError, ImageMissingError) as error:
+            _log.info("volume_not_read", tenant=file.tenant, workspace=file.workspace, path=path, reason=str(error))
+            return None
+
+    async def _volume_there(self, file: DockerFile) -> bool:
+        if file.directory:
+            return await asyncio.to_thread(sandbox_file.volume_there, file)
+        return not file.used or await self._engine.volume_there(file.volume)
+
+    def _is_awaited(self, file: DockerFile) -> bool:
+        return file.status in ("unfinished", "lost")
+
+    async def _proof_of_end(self, file: DockerFile) -> str | None:
+        return file.proof or None
+
+    async def _volume_back(self, sandbox: _Sandbox) -> str | None:
+        return None  # the next look begins its recovery
 
     # --- the port ---
 
-    async def ensure(self, tenant: str, workspace: str, restore: str | None = None) -> Compute:
-        sandbox = self._sandbox(tenant, workspace)
-        try:
-            async with sandbox.lock:
-                await self._ensure(sandbox, restore)
-                file = sandbox.file
-        except EngineError as error:
-            raise NotReadyError(str(error)) from None
-        assert file is not None
-        if file.recovery:
-            raise NotReadyError("what ran in the sandbox before is being told")
-        await self._registered(sandbox, file, not_instance=None)
-        return Compute(tenant, workspace, file.sandbox, file.boot, self._facts(file))
-
-    async def _ensure(self, sandbox: _Sandbox, restore: str | None) -> None:
-        """A container that lives, or is being started. The lock is held."""
+    async def _bring_up(self, sandbox: _Sandbox, restore: str | None) -> None:
         if sandbox.alive:
             return
-        sandbox.refused = ""
+        sandbox.refused = None
         file = sandbox.file
         if file is not None and file.status in ("starting", "running"):
             await self._refresh(sandbox)
@@ -352,24 +324,19 @@ class DockerProvider:
             file = sandbox.file
         if file is not None and file.status == "unfinished":
             raise NotReadyError("what ran in the sandbox before is not told yet")
+        self._hold.check()
         await self._start(sandbox, restore=restore)
 
-    async def stop(self, tenant: str, workspace: str) -> Stopped | None:
-        sandbox = self._sandboxes.get((tenant, workspace))
-        if sandbox is None or sandbox.file is None or sandbox.file.status in ("stopped", "lost"):
-            return None
-        async with sandbox.lock:
-            file = sandbox.file
-            if file.status in ("starting", "running"):
-                if self._bus is not None and sandbox.alive:
-                    await executions.stop_all(self._bus, file)
-                end = await self._make_end(sandbox, file)
-                await self._close(sandbox, "stopped" if end.code == 0 or not file.used else "unfinished", end)
-                killed = 0 if end.code == 0 else 1
-            else:
-                killed = 0
-        _log.info("sandbox_stopped", **_named(sandbox), killed=killed)
-        return Stopped(tenant, workspace, killed)
+    async def _end(self, sandbox: _Sandbox) -> int:
+        file = sandbox.file
+        assert file is not None
+        if file.status not in ("starting", "running"):
+            return 0
+        if self._bus is not None and sandbox.alive:
+            await executions.stop_all(self._bus, file)
+        end = await self._make_end(sandbox, file)
+        await self._close(sandbox, "stopped" if end.code == 0 or not file.used else "unfinished", end)
+        return 0 if end.code == 0 else 1
 
     async def _make_end(self, sandbox: _Sandbox, file: DockerFile) -> End:
         """End the container, without a drain. The lock is held. Raises NotReadyError where that cannot be proven."""
@@ -379,35 +346,26 @@ class DockerProvider:
             end = await self._wait_end(file, wait_s)
             if end is not None:
                 return end
-            _log.warning("container_stays", **_named(sandbox), signal=signal)
+            _log.warning("container_stays", **sandbox.named, signal=signal)
         raise NotReadyError("the container cannot be ended")
 
     async def _wait_end(self, file: DockerFile, wait_s: float) -> End | None:
         deadline_s, pause_s = asyncio.get_running_loop().time() + wait_s, _POLL_MIN_S
-        while (end := await self._end(file)) is None:
+        while (end := await self._end_of(file)) is None:
             if asyncio.get_running_loop().time() > deadline_s:
                 return None
             await asyncio.sleep(pause_s)
             pause_s = min(_POLL_MAX_S, pause_s * 1.5)
         return end
 
-    async def release(self, tenant: str, workspace: str, boot: str) -> Gone | None:
-        sandbox = self._sandboxes.get((tenant, workspace))
-        if sandbox is None or sandbox.file is None:
-            return None
-        try:
-            async with sandbox.lock:
-                file = sandbox.file
-                if file.boot != boot:
-                    return Gone(f"boot {boot} was followed by boot {file.boot}")
-                if not file.proof:
-                    end = await self._wait_end(file, DRAINED_END_S) or await self._make_end(sandbox, file)
-                    await self._close(sandbox, "stopped", end)
-                    _log.info("sandbox_released", **_named(sandbox), proof=end.proof)
-                    return Gone(end.proof, 0 if end.code == 0 else 1)
-        except EngineError as error:
-            raise NotReadyError(str(error)) from None
-        return Gone(file.proof)
+    async def _release(self, sandbox: _Sandbox) -> Gone | None:
+        file = sandbox.file
+        assert file is not None
+        if file.proof:
+            return Gone(file.proof)
+        end = await self._wait_end(file, DRAINED_END_S) or await self._make_end(sandbox, file)
+        await self._close(sandbox, "stopped", end)
+        return Gone(end.proof, 0 if end.code == 0 else 1)
 
     async def manifest(self, tenant: str, workspace: str, checkpoint: str) -> bytes | None:
         sandbox = self._sandboxes.get((tenant, workspace))
@@ -416,63 +374,23 @@ class DockerProvider:
         file = sandbox.file
         if file.directory:
             return await asyncio.to_thread(drained.read_manifest, Path(file.directory), checkpoint)
-        path = f"{FOLDER}/{checkpoint}.json"
-        try:
-            if not await self._engine.volume_there(file.volume):
-                return None
-            image = self._settings.docker_image
-            return await self._engine.read_file(image, file.volume, path, CHECKPOINT_MANIFEST_BYTES_MAX + 1)
-        except (EngineError, ImageMissingError) as error:
-            _log.info("manifest_not_read", **_named(sandbox), reason=str(error))
-            return None
+        return await self._read(file, f"{FOLDER}/{checkpoint}.json", CHECKPOINT_MANIFEST_BYTES_MAX + 1)
 
-    async def restart_collector(self, tenant: str, workspace: str) -> Restarted | None:
-        sandbox = self._sandboxes.get((tenant, workspace))
-        if sandbox is None or sandbox.file is None or sandbox.file.status not in ("starting", "running"):
-            return None
-        before = await self._registration(sandbox.file)
-        try:
-            async with sandbox.lock:
-                await self._ensure(sandbox, None)
-                file = sandbox.file
-                await self._engine.put(file.container, self._files(file))
-                await self._engine.signal(file.container, "HUP")
-        except EngineError as error:
-            raise NotReadyError(str(error)) from None
-        old = None if before is None else before.instance
-        now = await self._registered(sandbox, file, not_instance=old)
-        _log.info("collector_replaced", **_named(sandbox), before=old, instance=now.instance)
-        return Restarted(tenant, workspace, file.boot, old, now.instance, now.version)
-
-    async def stop_all(self) -> Sequence[Stopped]:
-        """All of them at once, so that the whole takes as long as the slowest."""
-        async with asyncio.TaskGroup() as group:
-            tasks = [
-                group.create_task(self.stop(tenant, workspace), name=f"stop-{tenant}.{workspace}")
-                for tenant, workspace in list(self._sandboxes)
-            ]
-        return [stopped for stopped in (task.result() for task in tasks) if stopped is not None]
-
-    def statuses(self) -> Sequence[Status]:
-        found = []
-        for sandbox in list(self._sandboxes.values()):  # a scrape asks from its own thread
-            file = sandbox.file
-            if file is not None:
-                named, stands = (file.tenant, file.workspace, file.sandbox, file.boot, sandbox.alive), file.status
-                found.append(Status(*named, self._facts(file), stands in ("stopped", "lost"), stands == "lost"))
-        return found
+    async def _replace(self, sandbox: _Sandbox) -> None:
+        await self._bring_up(sandbox, None)
+        file = sandbox.file
+        assert file is not None
+        await self._engine.put(file.container, self._files(file, await self._admit(file)))
+        await self._engine.signal(file.container, "HUP")
 
     def assign(self, tenant: str, workspace: str, path: str) -> str:
-        assert self._workspaces is not None, "the provider does not run"
-        known = self._sandboxes.get((tenant, workspace))
-        in_use = known is not None and known.file is not None
         docker_spec.user_of(Path(path) if path.startswith("/") else None)
-        return str(self._workspaces.assign(tenant, workspace, path, in_use=in_use))
+        return super().assign(tenant, workspace, path)
 
     # --- starting ---
 
     async def _start(self, sandbox: _Sandbox, *, recovery: bool = False, restore: str | None = None) -> None:
-        """Create and start a container. The lock is held. Raises ProvisionError, NotReadyError, EngineError."""
+        """Create and start a container. The lock is held. Raises ProvisionError, NotReadyError."""
         assert self._workspaces is not None, "the provider does not run"
         tenant, workspace = sandbox.tenant, sandbox.workspace
         directory = self._workspaces.mapped(tenant, workspace)
@@ -489,10 +407,10 @@ class DockerProvider:
         except ImageMissingError:
             self._note(sandbox, replace(file, status="stopped") if before is None else before)
             detail = f"the container engine has no image {self._settings.docker_image}; build or pull it"
-            raise ProvisionError(problem(Code.RUNTIME_UNAVAILABLE, detail, retryable=False)) from None
+            raise ProvisionError(refusal(detail)) from None
         self._note(sandbox, replace(file, container=container))
         await self._complete(sandbox, container)
-        _log.info("container_started", **_named(sandbox), container=container[:12], recovery=recovery)
+        _log.info("container_started", **sandbox.named, container=container[:12], recovery=recovery)
         metrics.collector_starts.inc()
 
     async def _create(self, file: DockerFile, user: str) -> str:
@@ -516,85 +434,42 @@ class DockerProvider:
         """Start it, hand over its files. Idempotent: a crash in between is continued here. The lock is held."""
         file = sandbox.file
         assert file is not None
+        access = await self._admit(file)
         await self._engine.start(container)
-        await self._engine.put(container, self._files(file))
+        await self._engine.put(container, self._files(file, access))
         found = await self._engine.inspect(container)
         self._note(sandbox, replace(file, status="running", started_at="" if found is None else found.started_at))
-        sandbox.alive = found is not None and found.lives
+        sandbox.seen = found is not None and found.lives
 
-    def _files(self, file: DockerFile) -> dict[str, str]:
-        return docker_spec.files(self._settings, self._agents, file, self._environment, self._facts(file))
+    def _files(self, file: DockerFile, access: BusAccess) -> dict[str, str]:
+        return docker_spec.files(self._settings, self._agents, file, self._environment, self._facts(file), access)
 
-    # --- registrations ---
-
-    async def _registration(self, file: DockerFile) -> Registration | None:
-        """Raises NotReadyError."""
-        key = subjects.registration_key(file.tenant, file.workspace, file.sandbox)
+    async def _hand_over(self, tenant: str, workspace: str, credentials: str) -> None:
+        sandbox = self._sandboxes.get((tenant, workspace))
+        if sandbox is None or sandbox.file is None or not sandbox.alive:
+            return
         try:
-            return await Bucket(self._asked(), subjects.SANDBOXES).record(key, Registration)
-        except BusError as error:
-            raise NotReadyError(f"registrations cannot be read: {error}") from None
-
-    async def _registered(self, sandbox: _Sandbox, file: DockerFile, *, not_instance: str | None) -> Registration:
-        """Until the collector's registration is there, of another instance than `not_instance`. Raises NotReadyError,
-        ProvisionError."""
-        loop = asyncio.get_running_loop()
-        deadline_s, pause_s = loop.time() + self._settings.agent_ready_wait_s, _POLL_MIN_S
-        while True:
-            found = await self._registration(file)
-            if found is not None and found.boot == file.boot and found.instance != not_instance and sandbox.alive:
-                await self._note_used(sandbox, file)
-                return found
-            if sandbox.refused:
-                raise ProvisionError(problem(Code.RUNTIME_UNAVAILABLE, sandbox.refused, retryable=False))
-            current = sandbox.file
-            if current is None or current.boot != file.boot or current.status not in ("starting", "running"):
-                raise NotReadyError("the container has ended")
-            if loop.time() > deadline_s:
-                raise NotReadyError("the collector has not registered yet")
-            await asyncio.sleep(pause_s)
-            pause_s = min(_POLL_MAX_S, pause_s * 1.5)
-
-    async def _note_used(self, sandbox: _Sandbox, file: DockerFile) -> None:
-        """Before anything is started in it: from now on a missing volume is one that is away."""
-        async with sandbox.lock:
-            current = sandbox.file
-            if current is not None and current.boot == file.boot and not current.used:
-                self._note(sandbox, replace(current, used=True))
-
-    async def _tell_log(self, sandbox: _Sandbox, reason: str) -> None:
-        """Its container is about to be removed, and with it what it wrote."""
-        assert sandbox.file is not None
-        try:
-            tail = await self._engine.log(sandbox.file.container)
+            await self._engine.put(sandbox.file.container, {docker_spec.CREDENTIALS: credentials})
         except EngineError as error:
-            tail = str(error)
-        _log.error("sandbox_impossible", **_named(sandbox), reason=reason, tail=tail)
+            # The half of their life that is left passes; a collector that is replaced is handed them again.
+            _log.warning("credentials_not_handed_over", **sandbox.named, reason=str(error))
+
+    async def _check_hope(self, sandbox: _Sandbox, file: DockerFile) -> None:
+        if sandbox.refused is not None:
+            raise hopeless(sandbox.refused)
+        current = sandbox.file
+        if current is None or current.boot != file.boot or current.status not in ("starting", "running"):
+            raise NotReadyError("the container has ended")
 
     # --- small things ---
 
-    async def _volume_there(self, file: DockerFile) -> bool:
-        if file.directory:
-            return await asyncio.to_thread(sandbox_file.volume_there, file)
-        return not file.used or await self._engine.volume_there(file.volume)
-
-    def _sandbox(self, tenant: str, workspace: str) -> _Sandbox:
-        found = self._sandboxes.get((tenant, workspace))
-        if found is None:
-            found = self._sandboxes[tenant, workspace] = _Sandbox(tenant, workspace, asyncio.Lock())
-        return found
-
-    def _asked(self) -> Bus:
-        assert self._bus is not None, "a provider without a bus only stops"
-        return self._bus
+    def _new(self, tenant: str, workspace: str) -> _Sandbox:
+        return _Sandbox(tenant, workspace)
 
     def _note(self, sandbox: _Sandbox, file: DockerFile) -> None:
         docker_file.write(self._state_dir, file)
         sandbox.file = file
+        self._noted(file)
 
     def _facts(self, file: DockerFile) -> Mapping[str, Any]:
         return docker_spec.facts(file, self._settings.docker_image, self._environment)
-
-
-def _named(sandbox: _Sandbox) -> dict[str, str]:
-    return {"tenant": sandbox.tenant, "workspace": sandbox.workspace}

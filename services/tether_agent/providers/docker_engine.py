@@ -23,6 +23,7 @@ import structlog
 from docker.errors import APIError, DockerException, ImageNotFound, NotFound  # type: ignore[import-untyped]
 
 from tether_agent.core.container import Container, Died
+from tether_agent.providers import NotReadyError
 from tether_agent.providers.docker_spec import FILES, INIT, LABEL, WORKSPACE
 
 CALL_S: Final = 30.0  # of one request to the engine
@@ -37,8 +38,8 @@ _log = structlog.get_logger("tether_agent")
 _T = TypeVar("_T")
 
 
-class EngineError(Exception):
-    """The engine did not do it: it is away, slow, or refuses. `conflict`: the name is taken."""
+class EngineError(NotReadyError):
+    """The engine did not do it: it is away, slow, or refuses, and may do it later. `conflict`: the name is taken."""
 
     def __init__(self, detail: str, *, conflict: bool = False) -> None:
         super().__init__(detail)

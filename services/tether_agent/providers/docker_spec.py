@@ -19,12 +19,14 @@ from typing import Any, Final
 from tether.errors import InvalidError
 from tether.processes import machine_boot
 from tether_agent.agents import AgentsFile, Environment
-from tether_agent.config import AgentSettings, telemetry
+from tether_agent.config import AgentSettings, confinement, pace, telemetry
 from tether_agent.core.container import Container
+from tether_agent.providers.bus_access import BusAccess
 from tether_agent.providers.docker_file import DockerFile
 
 WORKSPACE: Final = "/workspace"
 FILES: Final = "/run/tether"
+CREDENTIALS: Final = "bus.creds"
 AGENTS: Final = "/opt/tether/agents"
 INIT: Final = ("python3", "-I", "-S", "/opt/tether/app/tether_collector/init/__main__.py")
 USER: Final = "65532:65532"  # of the image
@@ -141,7 +143,12 @@ def facts(file: DockerFile, image: str, environment: Environment) -> dict[str, A
 
 
 def files(
-    settings: AgentSettings, agents: AgentsFile, file: DockerFile, environment: Environment, told: Mapping[str, Any]
+    settings: AgentSettings,
+    agents: AgentsFile,
+    file: DockerFile,
+    environment: Environment,
+    told: Mapping[str, Any],
+    access: BusAccess | None = None,
 ) -> dict[str, str]:
     """The files of FILES: name and text. A recovery collector is told of no agents and has no key of theirs."""
     commands = {} if file.recovery else {kind: list(agent.command) for kind, agent in agents.agents.items()}
@@ -164,10 +171,21 @@ def files(
         "TETHER_COLLECTOR_CHECKPOINT_STORE": settings.agent_checkpoint_store,
         "TETHER_COLLECTOR_CHECKPOINT_INCLUDE": settings.agent_checkpoint_include,
     }
+    values |= agents.collector_settings() | confinement(settings)
     if file.restore:
         values["TETHER_COLLECTOR_RESTORE"] = file.restore
     found = {"agent-env.json": json.dumps({kind: dict(names) for kind, names in variables.items()})}
-    values |= _bus_credentials(settings, found) | telemetry(settings)
+    values |= telemetry(settings) | pace(settings, file.tenant)
+    if settings.nats_tls_ca_file is not None:
+        found["bus-ca.pem"] = settings.nats_tls_ca_file.read_text(encoding="ascii")
+        values["TETHER_NATS_TLS_CA_FILE"] = f"{FILES}/bus-ca.pem"
+    access = access or BusAccess()
+    values |= access.told()
+    if access.credentials is not None:
+        found[CREDENTIALS] = access.credentials
+        values["TETHER_NATS_CREDS_FILE"] = f"{FILES}/{CREDENTIALS}"
+    else:
+        values |= _bus_credentials(settings, found)
     return {**found, "environment.json": json.dumps(values)}
 
 
@@ -179,8 +197,8 @@ def _bus_credentials(settings: AgentSettings, found: dict[str, str]) -> dict[str
         if settings.agent_collector_password_file is not None:
             password = settings.agent_collector_password_file.read_text(encoding="utf-8").strip()
     elif settings.nats_creds_file is not None:
-        found["bus.creds"] = settings.nats_creds_file.read_text(encoding="utf-8")
-        return {"TETHER_NATS_CREDS_FILE": f"{FILES}/bus.creds"}
+        found[CREDENTIALS] = settings.nats_creds_file.read_text(encoding="utf-8")
+        return {"TETHER_NATS_CREDS_FILE": f"{FILES}/{CREDENTIALS}"}
     values = {} if user is None else {"TETHER_NATS_USER": user}
     if password is not None:
         found["bus-password"] = password

@@ -13,6 +13,7 @@ is no reason to stay down: a collector that was started in vain answers from its
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
 import structlog
 
@@ -26,6 +27,7 @@ from tether.sandbox import SandboxRecord
 from tether_agent.core.sandbox import releasing
 from tether_agent.providers.sandbox_file import SandboxFile
 
+RESTORE_FAILED_BYTES_MAX: Final = 64 * 1024
 _log = structlog.get_logger("tether_agent")
 
 
@@ -69,7 +71,16 @@ def read_manifest(directory: Path, checkpoint: str) -> bytes | None:
 def restore_failure(directory: Path, boot: str) -> Problem | None:
     """Why the collector of this boot could not go on from its checkpoint; None where that is not what happened."""
     try:
-        found = RestoreFailure.model_validate_json((directory / RESTORE_FAILED).read_bytes())
-    except (OSError, ValueError):
+        with (directory / RESTORE_FAILED).open("rb") as stream:
+            return decode_restore_failure(stream.read(RESTORE_FAILED_BYTES_MAX), boot)
+    except OSError:
+        return None
+
+
+def decode_restore_failure(data: bytes, boot: str) -> Problem | None:
+    """The same, of what was read."""
+    try:
+        found = RestoreFailure.model_validate_json(data)
+    except ValueError:
         return None
     return found.problem if found.boot == boot else None

@@ -59,12 +59,14 @@ class SandboxFile:
 
 
 def following(
-    file: SandboxFile | None, tenant: str, workspace: str, directory: str, *, restore: str | None
+    file: SandboxFile | None, tenant: str, workspace: str, directory: str, *, restore: str | None, anew: bool = False
 ) -> SandboxFile:
     """What is written down before a collector is spawned: the boot id of what may still live, else a new one, which
-    goes on from the checkpoint `restore`."""
+    goes on from the checkpoint `restore`. `anew`: a boot in which no collector was ready, and that was to go on from
+    another checkpoint, is over."""
     machine = machine_boot()
-    if file is not None and file.machine_boot == machine and file.status in ("starting", "running"):
+    over = anew and file is not None and not file.used and file.restore != (restore or "")
+    if file is not None and not over and file.machine_boot == machine and file.status in ("starting", "running"):
         return replace(file.with_process(None), status="starting")
     return SandboxFile(
         tenant=tenant,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 from pathlib import Path
 from typing import Any, Final
 
@@ -43,10 +44,23 @@ def check_directory(path: object, *, state_dir: Path) -> Path:
     return directory
 
 
+def _group_of(user: str) -> int:
+    number, _, group = user.partition(":")
+    if group:
+        return int(group)
+    try:
+        return (pwd.getpwuid(int(number)) if number.isdigit() else pwd.getpwnam(number)).pw_gid
+    except KeyError:
+        raise RuntimeError(f"TETHER_AGENT_CLI_USER: {user} is no user here; give UID:GID") from None
+
+
 class Workspaces:
     """The mapping. One owner: the local provider, which holds the state directory's lock."""
 
-    def __init__(self, root: Path, state_dir: Path) -> None:
+    def __init__(self, root: Path, state_dir: Path, cli_user: str | None = None) -> None:
+        """`cli_user`: whom CLIs run as, where not as the service: new directories are shared with its group, sticky,
+        so that a CLI moves nothing of the collector's. Raises RuntimeError for one that is unknown."""
+        self._group = None if cli_user is None else _group_of(cli_user)
         self._root = root
         self._state_dir = state_dir
         self._file = state_dir / "workspaces.json"
@@ -101,7 +115,11 @@ class Workspaces:
                 raise ProvisionError(problem(Code.INVALID, detail)) from None
         directory = self._root / check_token(tenant, "tenant") / check_token(workspace, "workspace")
         try:
+            fresh = not directory.exists()
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            if fresh and self._group is not None:
+                os.chown(directory, -1, self._group)
+                directory.chmod(0o1770)
         except OSError as error:
             detail = f"the workspace's directory {directory} cannot be made: {error.strerror}"
             raise ProvisionError(problem(Code.RUNTIME_UNAVAILABLE, detail, retryable=False)) from None

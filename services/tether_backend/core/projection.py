@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from tether import events as ev
 from tether.events import Event, GapReason
@@ -90,11 +90,18 @@ class Builder:
     _receipts: list[dict[str, Any]] = field(default_factory=list)
     _given_up: list[int] = field(default_factory=list)
     _changed: bool = False
+    # What lies before the next message in the log: nothing that is known, a frame that was believed, or what was not.
+    behind: Literal["unknown", "believed", "refused"] = "unknown"
+    place: int = 0  # of the last message that was believed; 0 where none was, in this process
+    searched: int = 0  # the log was looked through up to this sequence
+    limits_told: int = 0
+    _limited: int = 0
 
     @staticmethod
     def load(address: EventAddress, state: ExecutionState, keys: Sequence[str]) -> Builder:
         """From rows: `state` with its items, whose keys are `keys`, in order."""
         loaded = Builder(address, ExecutionFold(state), {key: index for index, key in enumerate(keys)})
+        loaded.limits_told = loaded._limited = loaded.fold.limited
         for item in state.items:
             loaded.size_bytes += ITEM_BYTES + sum(len(value) for _, value in item if isinstance(value, str))
         return loaded
@@ -127,7 +134,13 @@ class Builder:
             self.size_bytes += max(0, size_bytes - _EVENT_BYTES * len(frame.events))
         for event in frame.events:
             self._apply(event)
+        self.behind = "believed"
         return True
+
+    def limited(self) -> bool:
+        """Whether a bound of what is kept was reached since the last call."""
+        told, self.limits_told = self.limits_told, self.fold.limited
+        return self.limits_told > told
 
     def skip_to(self, ordinal: int, reason: GapReason) -> None:
         """The ordinals before `ordinal` are not to be had: recorded once, as an item."""
@@ -147,6 +160,10 @@ class Builder:
         # A body that lies about its type is a `corrupt` gap in the state (see the fold), under this key.
         for key in (*touched(event), *closing, f"gap/{event.ordinal}"):
             self._touch(key)
+        if self.fold.limited > self._limited:
+            self._limited = self.fold.limited
+            for key in self.fold.limits():
+                self._touch(key)
         if event.type == ev.USAGE:
             self._usage.append(dict(event.body))
         elif event.type == ev.CONTROL_RECEIPT:

@@ -36,6 +36,7 @@ from tether.api import (
 from tether.cursor import WHOLE, Cursor
 from tether.errors import InvalidError, Problem
 from tether.events import ConversationEvent, Event
+from tether.frame_rules import Refusal, RefusedError
 from tether.frames import Frame
 from tether.ids import TOKEN_PATTERN
 from tether.limits import SSE_HEARTBEAT_S
@@ -84,6 +85,8 @@ class LogMessage:
     content: Frame | ConversationEvent | None
     problem: Problem | None = None
     size_bytes: int = 0  # as stored
+    refusal: Refusal | None = None  # why it is not believed
+    why: str = ""
     _live: dict[str, bytes] = field(default_factory=dict, repr=False)
     _whole: Cursor | None = field(default=None, repr=False)
 
@@ -137,9 +140,10 @@ def decode(subject: str, sequence: int, stored_at_ns: int, data: bytes) -> LogMe
     """A message of the log. Raises `InvalidError` only where the subject is none of the log's."""
     address = parse_event(subject)
     try:
-        content = frames.decode(subject, data)
-    except InvalidError as error:
-        return LogMessage(address, sequence, stored_at_ns, None, error.problem, len(data))
+        content = frames.decode(subject, data, stored_at_ns)
+    except RefusedError as error:
+        refused = (error.reason, f"{error.field}: {error.remedy}")
+        return LogMessage(address, sequence, stored_at_ns, None, error.problem, len(data), *refused)
     return LogMessage(address, sequence, stored_at_ns, content, None, len(data))
 
 

@@ -15,6 +15,7 @@ from tether_backend.http import (
     openapi,
     openapi_routes,
     operations,
+    quarantine,
     sandboxes,
     web,
     webhooks,
@@ -41,7 +42,7 @@ def build(deps: Deps | None) -> FastAPI:
     )
     app.state.deps = deps
     errors.install(app)
-    for module in (messages, conversations, executions, sandboxes, operations, web, webhooks, ws):
+    for module in (messages, conversations, executions, sandboxes, quarantine, operations, web, webhooks, ws):
         app.include_router(module.router)
     openapi.install(app, openapi_routes.routes, openapi_routes.ABOUT)
     return app

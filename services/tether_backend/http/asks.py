@@ -25,10 +25,11 @@ from starlette.websockets import WebSocket
 
 from tether import tracing
 from tether.api import FRAME_REPLY, MessageRequest, WsAnswer, WsAsk, WsControl, WsReceipt
-from tether.errors import Code, InvalidError, problem
+from tether.errors import InvalidError
 from tether.ids import check_token
 from tether.jsonsafe import loads_object
 from tether.limits import WS_ASKS_MAX, WS_MESSAGE_BYTES_MAX
+from tether.quotas import exceeded
 from tether_backend.config import Principal
 from tether_backend.core.stream import WEBSOCKET
 from tether_backend.http.conversations import give
@@ -42,8 +43,10 @@ from tether_backend.runtime import Deps
 _log = structlog.get_logger("tether.http")
 _ROUTE: Final = "/v1/conversations/{conversation}/ws"
 _OPS: Final[frozenset[str]] = frozenset(get_args(WsAsk.model_fields["op"].annotation))
-_TOO_MANY: Final = problem(
-    Code.QUOTA_EXCEEDED,
+_TOO_MANY: Final = exceeded(
+    "asks",
+    WS_ASKS_MAX,
+    "connection",
     f"{WS_ASKS_MAX} asks are under way on this connection; wait for a reply",
     retry_after_s=0.1,
 )

@@ -86,8 +86,11 @@ async def follow(
     """The event stream (see `tether.api`). `until`: `response:{id}` or `idle`. `Last-Event-ID` wins over `cursor`:
     a browser's EventSource sends it with the URL that it was opened with."""
     text = request.headers.get(LAST_EVENT_ID_HEADER) or cursor
-    opening = await open_stream(deps, who.tenant, conversation, text, until, SSE)
-    return Response(status_code=204) if opening.over else EventStream(deps, opening)
+    async with deps.quotas.turn(who.tenant):
+        opening = await open_stream(deps, who.tenant, conversation, text, until, SSE)
+        if opening.over:
+            return Response(status_code=204)
+        return EventStream(deps, opening, deps.quotas.reader(who.tenant))
 
 
 @router.post(

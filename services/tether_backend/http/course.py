@@ -115,6 +115,7 @@ async def open_stream(
 ) -> Opening:
     """Everything that may refuse a reader. Raises InvalidError (`cursor`, `until`), ProblemError, BusError,
     SQLAlchemyError."""
+    deps.quotas.judge_reader(tenant)
     asked = None if until is None else Until.parse(until)
     at = Cursor.beginning() if not cursor else Cursor.decode(cursor, tenant, conversation)
     if not deps.bus.connected or not deps.feeds[tenant].ready.is_set():
@@ -376,10 +377,12 @@ class Course:
         after = self._view.read_after
         while after < target:
             batch = await bus.read(self._stream, after, self._filter)
+            # What others wrote there, by whatever workspace's name, is none of its messages.
+            lives = await self._feed.bindings.workspace(self._view.conversation) if batch else None
             for stored in batch:
                 after = stored.sequence
                 message = decode_stored(stored)
-                if message is not None:
+                if message is not None and message.address.workspace == lives:
                     yield message
             if batch:
                 continue

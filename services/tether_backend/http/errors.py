@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Final
+import re
+from typing import Any, Final
 
 import pydantic_core
 import structlog
@@ -10,6 +11,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from tether.api import PROBLEM_TYPE
@@ -18,6 +20,7 @@ from tether.refusals import detail_of, problems_of
 
 _log = structlog.get_logger("tether.http")
 _RETRY_AFTER_S = 1.0
+_METHODS: Final = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE"})
 
 
 class ProblemResponse(Response):
@@ -99,7 +102,27 @@ def no_such_path() -> Problem:
     return problem(Code.NOT_FOUND, "no such path; see /openapi.json")
 
 
-async def _of_http(_: Request, error: Exception) -> Response:
+def _methods_of(app: FastAPI, path: str) -> set[str]:
+    """What the document has for a path: the framework names the methods of one of its routes only."""
+    found: set[str] = set()
+    for template, item in app.openapi()["paths"].items():
+        for method, operation in item.items():
+            if method.upper() in _METHODS and re.fullmatch(_pattern_of(template, operation), path):
+                found.add(method.upper())
+    return found
+
+
+def _pattern_of(template: str, operation: dict[str, Any]) -> str:
+    """A parameter is a segment; one of a few words is one of these; an interaction's id may have slashes in it."""
+    pattern = re.escape(template).replace(r"\{interaction\}", ".+")
+    for parameter in operation.get("parameters", ()):
+        words = parameter.get("schema", {}).get("enum")
+        if parameter.get("in") == "path" and words:
+            pattern = pattern.replace(rf"\{{{parameter['name']}\}}", f"(?:{'|'.join(map(re.escape, words))})")
+    return re.sub(r"\\\{[a-z_]+\\\}", "[^/]+", pattern)
+
+
+async def _of_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == 405:
         what = problem(
@@ -107,9 +130,14 @@ async def _of_http(_: Request, error: Exception) -> Response:
             "method: this path does not take it",
             fields=(FieldProblem(field="method", remedy="see /openapi.json for the methods of this path"),),
         )
-        allow = {name: value for name, value in (error.headers or {}).items() if name.lower() == "allow"}
-        return ProblemResponse(what.model_copy(update={"status": 405}), headers=allow)
+        allow = ", ".join(sorted(_methods_of(request.app, request.url.path)))
+        return ProblemResponse(what.model_copy(update={"status": 405}), headers={"Allow": allow} if allow else None)
     return ProblemResponse(no_such_path())
+
+
+async def _of_hang_up(_: Request, error: Exception) -> Response:
+    """The client left in the middle of its body: nobody reads this, and nothing failed here."""
+    return ProblemResponse(problem(Code.INVALID, "body: broke off").model_copy(update={"status": 400}))
 
 
 async def _of_anything(request: Request, error: Exception) -> Response:
@@ -123,4 +151,5 @@ def install(app: FastAPI) -> None:
         app.add_exception_handler(kind, _of_failure)
     app.add_exception_handler(RequestValidationError, _of_validation)
     app.add_exception_handler(HTTPException, _of_http)
+    app.add_exception_handler(ClientDisconnect, _of_hang_up)
     app.add_exception_handler(Exception, _of_anything)

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import JSONResponse
 from pydantic import ValidationError
+from starlette.convertors import Convertor, register_url_convertor
 from starlette.responses import Response
 
 from tether.api import (
@@ -174,7 +175,22 @@ def _snapshot_answer(tenant: str, place: Place, source: str, snapshot: Snapshot)
     )
 
 
-@router.post("/v1/executions/{execution}/{verb}", response_model=ControlAnswer)
+class _Verb(Convertor[str]):
+    """Other last segments are other paths: of those that can only be read, the method is refused."""
+
+    regex = "interrupt|stop"
+
+    def convert(self, value: str) -> str:
+        return value
+
+    def to_string(self, value: str) -> str:
+        return value
+
+
+register_url_convertor("verb", _Verb())
+
+
+@router.post("/v1/executions/{execution}/{verb:verb}", response_model=ControlAnswer)
 async def control_execution(
     execution: ExecutionId,
     verb: Annotated[Literal["interrupt", "stop"], Path()],

@@ -16,14 +16,15 @@ from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 from starlette.responses import Response
 
-from tether import subjects, tracing
+from tether import agent_args, subjects, tracing
 from tether.api import MessageAccepted, MessageRequest
 from tether.cursor import Cursor
-from tether.errors import BusUnavailableError, Code, InvalidError, ProblemError, UndecidedError, problem
+from tether.errors import BusUnavailableError, InvalidError, ProblemError, UndecidedError
 from tether.ids import default_workspace
-from tether.limits import ADMISSION_WAIT_S, WAITING_PROMPTS_MAX
+from tether.limits import ADMISSION_WAIT_S
 from tether.ports import Bus
 from tether.prompt import Prompt, invalid
+from tether.quotas import waiting_full
 from tether.submission import Admitted, Publish, Refuse, Wait, decide
 from tether_backend.config import Principal
 from tether_backend.feed import Feed, Mailbox, Turn
@@ -32,9 +33,8 @@ from tether_backend.runtime import Deps, Runtime
 
 router = APIRouter()
 _log = structlog.get_logger("tether.backend")
-_QUEUE_FULL: Final = 10077
 _LOOK_MIN_S: Final = 0.005  # between looks at the record, after a sign that something happened
-_LOOK_MAX_S: Final = 0.25
+_LOOK_MAX_S: Final = 1.0  # without a sign: what decides a prompt is told in its conversation, which is a sign
 _HINT_BYTES_MAX: Final = 64 * 1024  # of live events that only wake us
 
 
@@ -74,6 +74,7 @@ async def _prompt(runtime: Runtime, tenant: str, author: str, conversation: str,
     known = await runtime.workspace(tenant, conversation)
     if known is not None and body.workspace is not None and body.workspace != known:
         raise InvalidError("workspace", "must be the conversation's own: it is fixed by the first message")
+    agent_args.check_own(body.agent.kind, body.agent.args)  # what an operator may allow is known to the sandbox alone
     try:
         return Prompt(
             tenant=tenant,
@@ -89,6 +90,17 @@ async def _prompt(runtime: Runtime, tenant: str, author: str, conversation: str,
         )
     except ValidationError as error:
         raise invalid(error) from None
+
+
+async def _check_agent(deps: Deps, prompt: Prompt) -> None:
+    """Raises InvalidError for an agent that nobody has, BusError. Where one runs the message joins that one, whatever
+    it names."""
+    try:
+        await deps.agents.check(deps.bus, prompt.agent.kind)
+    except InvalidError:
+        owner = await deps.runtime.owner(prompt.tenant, prompt.workspace, prompt.conversation)
+        if prompt.mode == "takeover" or owner is None or owner.state == "idle":
+            raise
 
 
 async def _admit(deps: Deps, feed: Feed, prompt: Prompt, before: Cursor, mailbox: Mailbox) -> MessageAccepted:
@@ -112,6 +124,9 @@ async def _admit(deps: Deps, feed: Feed, prompt: Prompt, before: Cursor, mailbox
                     cursor=at.encode(prompt.tenant, prompt.conversation),
                 )
             case Publish(attempt):
+                await _check_agent(deps, prompt)
+                async with deps.quotas.turn(prompt.tenant):
+                    await deps.quotas.prompt(prompt.tenant, prompt.workspace, prompt.request_id, attempt)
                 await _publish(deps.bus, prompt.model_copy(update={"attempt": attempt}), deadline_s)
                 published = attempt
             case Wait(attempt):
@@ -144,12 +159,7 @@ async def _publish(bus: Bus, prompt: Prompt, deadline_s: float) -> None:
             if asyncio.get_running_loop().time() >= deadline_s:
                 raise
         except BusUnavailableError as error:
-            if error.code == _QUEUE_FULL and "per subject" in error.detail:
-                raise ProblemError(
-                    problem(
-                        Code.QUOTA_EXCEEDED,
-                        f"{WAITING_PROMPTS_MAX} messages wait in this conversation already",
-                        retry_after_s=1.0,
-                    )
-                ) from None
+            full = waiting_full(error)
+            if full is not None:
+                raise full from None
             raise

@@ -178,6 +178,37 @@ QUEUE_FULL: Final = Refusal.of(
     Code.QUOTA_EXCEEDED,
     f"{WAITING_PROMPTS_MAX} messages wait in this conversation already",
     retry_after_s=1.0,
+    limit="waiting_prompts",
+    value=WAITING_PROMPTS_MAX,
+    scope="conversation",
+)
+TOO_OFTEN: Final = Refusal.of(
+    "too_often",
+    Code.QUOTA_EXCEEDED,
+    "600 messages a minute are allowed to this tenant",
+    retry_after_s=0.1,
+    limit="prompts_per_minute",
+    value=600,
+    scope="tenant",
+    reset_at=1_767_225_660_000,
+)
+TOO_MUCH: Final = Refusal.of(
+    "too_much",
+    Code.QUOTA_EXCEEDED,
+    "the tenant's log and blobs hold 1073741900 of 1073741824 bytes: delete what is not needed",
+    limit="stored_bytes",
+    value=1_073_741_824,
+    scope="tenant",
+    used=1_073_741_900,
+)
+TOO_MANY_READERS: Final = Refusal.of(
+    "too_many_readers",
+    Code.QUOTA_EXCEEDED,
+    "4096 event streams of this tenant are open already: close some, or follow several in one",
+    retry_after_s=5.0,
+    limit="readers",
+    value=4096,
+    scope="tenant",
 )
 SUPERSEDED: Final = Refusal.of(
     "superseded",

@@ -60,6 +60,7 @@ from tether.limits import (
 from tether_backend.http import openapi_examples as ex
 from tether_backend.http import openapi_refusals as no
 from tether_backend.http.openapi import Answer, Body, Parameter, Route
+from tether_backend.http.openapi_quarantine import QUARANTINE_ROUTES
 from tether_backend.http.openapi_sandboxes import SANDBOX_ROUTES
 from tether_backend.http.openapi_webhooks import WEBHOOK_ROUTES
 
@@ -94,6 +95,7 @@ TICKET: Final = Parameter(
 )
 _STREAM: Final = (
     *(no.BAD_TICKET, no.BAD_ID, no.BAD_CURSOR, no.BAD_UNTIL, no.NO_LOG, no.NOT_BOUND, no.NO_BUS, no.NO_DATABASE),
+    no.TOO_MANY_READERS,
 )
 _FRAMES: Final[Mapping[str, type[BaseModel]]] = {
     FRAME_OPEN: StreamOpen,
@@ -167,6 +169,8 @@ CONVERSATION_ROUTES: Final[Mapping[str, Route]] = {
             no.NOTHING_ACTIVE,
             no.BUSY,
             no.QUEUE_FULL,
+            no.TOO_OFTEN,
+            no.TOO_MUCH,
             no.SUPERSEDED,
             no.TAKEOVER_STALE,
             no.TAKEOVER_UNKNOWN,
@@ -530,6 +534,7 @@ def routes() -> Mapping[str, Route]:
         **SANDBOX_ROUTES,
         **OPERATION_ROUTES,
         **WEBHOOK_ROUTES,
+        **QUARANTINE_ROUTES,
         **PAGE_ROUTES,
     }
 

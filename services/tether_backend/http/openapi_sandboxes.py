@@ -19,6 +19,7 @@ from tether.checkpoint import DrainedExecution
 from tether.errors import Code, problem
 from tether.ids import TOKEN_REMEDY
 from tether.limits import DRAIN_GRACE_S, DRAIN_TURN_SHARE
+from tether.sandbox import no_sandbox
 from tether_backend.http import openapi_examples as ex
 from tether_backend.http import openapi_refusals as no
 from tether_backend.http.openapi import Answer, Body, Parameter, Refusal, Route
@@ -111,7 +112,7 @@ _BAD_GRACE: Final = Refusal.of("bad_grace", Code.INVALID, "query.grace_s: must b
 _BAD_RESUME: Final = Refusal.of(
     "bad_resume_body", Code.INVALID, "drain_id: is not known; leave it out", field="drain_id"
 )
-_NO_SANDBOX: Final = Refusal.of("no_sandbox", Code.NOT_FOUND, "workspace: it has no sandbox")
+_NO_SANDBOX: Final = Refusal.of("no_sandbox", Code.NOT_FOUND, no_sandbox().detail, field="workspace")
 _NO_DRAIN: Final = Refusal.of("no_drain", Code.NOT_FOUND, "drain_id: the sandbox has no operation of this id")
 _BUSY: Final = Refusal.of(
     "sandbox_busy",

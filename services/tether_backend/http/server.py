@@ -234,8 +234,8 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
 
     async def send(self, message: ASGISendEvent) -> None:
         await self.writable.wait()
-        if self._closed_by_us:
-            raise ClientDisconnected
+        if self._closed_by_us or (self.close_sent and message["type"] == "websocket.send"):
+            raise ClientDisconnected  # closed by us, or by the protocol for what the peer has sent
         await super().send(message)
         if message["type"] == "websocket.http.response.body" and not message.get("more_body", False):
             self.handshake_complete = True  # refused; else uvicorn takes it for a handshake without an answer

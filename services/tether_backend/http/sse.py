@@ -16,6 +16,7 @@ from tether.api import EVENT_STREAM_TYPE
 from tether.limits import SSE_RETRY_MS
 from tether_backend.http.course import Course, Ending, Opening
 from tether_backend.http.server import ABORT
+from tether_backend.quotas import ReaderPlace
 from tether_backend.runtime import Deps
 
 
@@ -24,13 +25,18 @@ class EventStream(Response):
 
     media_type = EVENT_STREAM_TYPE
 
-    def __init__(self, deps: Deps, opening: Opening) -> None:
+    def __init__(self, deps: Deps, opening: Opening, place: ReaderPlace) -> None:
         super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._deps = deps
         self._opening = opening
+        self._place = place
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._place:
+            await self._serve(scope, receive, send)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         sink = _Sink(send, scope.get("extensions", {}).get(ABORT, {}).get("call"))
         ending = await Course(self._deps, self._opening, sink).run(_disconnected(receive))

@@ -39,18 +39,22 @@ _REASONS: Final = {
     WsClose.END: "the end that was asked for has come",
     WsClose.STOPPED: "the service stops; connect again from the cursor",
     WsClose.SLOW: "too slow; connect again from the cursor",
-    WsClose.NOT_AN_ASK: "a message must be a JSON object with ask, op and body",
+    WsClose.NOT_AN_ASK: "a message must be a JSON object with ask, op and body; ask has 1 to 64 of A-Z a-z 0-9 _ -",
 }
 
 
 @router.websocket("/v1/conversations/{conversation}/ws")
 async def follow(websocket: WebSocket) -> None:
     try:
-        opening = await _open(websocket)
+        quotas, tenant = _deps(websocket).quotas, websocket.state.principal.tenant
+        async with quotas.turn(tenant):
+            opening = await _open(websocket)
+            place = quotas.reader(tenant)
     except FAILURES as error:
         await websocket.send_denial_response(ProblemResponse(of_failure(error)))
     else:
-        await _serve(websocket, opening)
+        with place:
+            await _serve(websocket, opening)
 
 
 async def _open(websocket: WebSocket) -> Opening:

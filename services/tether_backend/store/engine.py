@@ -2,6 +2,8 @@
 
 SQLite (the default) and PostgreSQL. A write transaction of SQLite begins IMMEDIATE, so that two writers queue instead
 of failing in the middle; readers go on beside it (WAL). A read transaction sees one state of the database throughout.
+SQLite's own queue is none: who waits there looks again and again, and may be overtaken for ever. So the writers of one
+process queue here, in order of arrival: however much one tenant has to write, the others' transactions come in between.
 """
 
 from __future__ import annotations
@@ -52,11 +54,15 @@ class Database:
         self.id = ""
         self._postgres = engine.dialect.name == "postgresql"
         self._upserts: dict[tuple[str, bool], Any] = {}
+        # Of SQLite's writers; a connection is taken only by the one whose turn it is, so readers always find one.
+        self._turn: asyncio.Lock | contextlib.nullcontext[None] = (
+            contextlib.nullcontext() if self._postgres else asyncio.Lock()
+        )
 
     @contextlib.asynccontextmanager
     async def write(self) -> AsyncIterator[AsyncConnection]:
         """One transaction: committed where the block ends, rolled back where it raises."""
-        async with self.engine.execution_options(tether_write=True).begin() as connection:
+        async with self._turn, self.engine.execution_options(tether_write=True).begin() as connection:
             yield connection
 
     @contextlib.asynccontextmanager

@@ -27,6 +27,7 @@ from tether.api import (
     UsageView,
 )
 from tether.fold import ExecutionState
+from tether.limits import EXECUTION_TOKEN_CONVERSATION
 from tether_backend.store import schema
 from tether_backend.store.engine import Database
 
@@ -262,13 +263,18 @@ class History:
 
     async def receipt(self, tenant: str, control: str, execution: str | None) -> tuple[str, dict[str, Any]] | None:
         """(execution, receipt) of a control that the log knows."""
-        table = schema.receipts.c
+        table, runs = schema.receipts.c, schema.executions.c
         query = sa.select(schema.receipts).where(table.tenant == tenant, table.control == control)
         if execution is not None:
-            query = query.where(table.execution.in_((execution, "_")))
+            # Of its own conversation: another one's sandbox may tell of any control.
+            where = sa.select(runs.conversation).where(runs.tenant == tenant, runs.execution == execution)
+            late = (table.execution == EXECUTION_TOKEN_CONVERSATION) & (table.conversation == where.scalar_subquery())
+            query = query.where((table.execution == execution) | late)
         async with self._database.read() as connection:
-            row = (await connection.execute(query.order_by(table.at.desc()).limit(1))).one_or_none()
-        return None if row is None else (row.execution, dict(row.body))
+            rows = (await connection.execute(query.order_by(table.at.desc()).limit(2))).all()
+        if not rows or len({row.conversation for row in rows}) > 1:
+            return None  # several tell of it: only who names the execution can be answered
+        return rows[0].execution, dict(rows[0].body)
 
 
 async def _conversation_row(connection: AsyncConnection, tenant: str, conversation: str) -> Any:

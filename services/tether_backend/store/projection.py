@@ -28,6 +28,7 @@ from tether import subjects
 from tether.cursor import tag_of
 from tether.events import ConversationEvent
 from tether.fold import Applied, ExecutionFold, ExecutionState
+from tether.frame_rules import Refusal
 from tether.frames import Frame
 from tether.merge import Merged, merge, own_gaps
 from tether.ports import Bus
@@ -36,6 +37,7 @@ from tether.subjects import EventAddress
 from tether_backend.core.projection import Builder, ExecutionChange, Kept
 from tether_backend.core.stream import LogMessage, decode
 from tether_backend.metrics import Metrics
+from tether_backend.screen import Screen, refuse
 from tether_backend.store import recovery, schema
 from tether_backend.store.engine import Database
 
@@ -43,6 +45,8 @@ _log = structlog.get_logger("tether.projection")
 _ITEMS_MAX: Final = 256  # touched items of one execution before they are worded
 _POSITIONS_MAX: Final = 4096  # conversations whose place in the log is remembered
 _ENTRY_ID_MAX: Final = 256
+# Whose rows these would be is not so: nothing of such a message is looked at.
+_OUTSIDE: Final = frozenset({Refusal.NOT_ADMITTED, Refusal.FOREIGN_CONVERSATION, Refusal.FOREIGN_EXECUTION})
 
 
 class SupersededError(Exception):
@@ -62,6 +66,7 @@ class ProjectionWriter:
         self._metrics = metrics
         self._stream = subjects.events_stream(tenant)
         self._touch = _touch_statement(database)
+        self.screen = Screen(bus, database, tenant)
         self._builders = Kept() if kept is None else kept
         self._lock = asyncio.Lock()  # a repair never falls between the parts of a batch
         self._committed: int | None = None  # the number that rows of this process stand at
@@ -152,11 +157,14 @@ class ProjectionWriter:
         """Drop what is kept in memory: the log may have changed, or a batch was not committed."""
         self._builders.clear()
         self._sequences.clear()
+        self.screen.bindings.forget()
 
     async def commit(self, number: int, messages: Sequence[LogMessage]) -> None:
-        """Apply a batch as batch `number`. All or nothing. Raises SupersededError, SQLAlchemyError, BusError."""
+        """Apply a batch as batch `number`. All or nothing. What the `screen` refused is left out; what is found out by
+        applying it (an ordinal that lies, something behind the end, a bound) has a `refusal` afterwards.
+        Raises SupersededError, SQLAlchemyError, BusError."""
         async with self._lock:
-            await self._commit(number, messages)
+            await self._commit(number, [one for one in messages if one.refusal not in _OUTSIDE])
 
     async def _commit(self, number: int, messages: Sequence[LogMessage]) -> None:
         try:
@@ -201,23 +209,29 @@ class ProjectionWriter:
         used: list[Builder] = []
         changes: list[ExecutionChange] = []
         for execution, its in by_execution.items():
-            have = applied.get(execution)
+            have, ended = applied.get(execution, (None, False))
             if have is not None and all(_within(message, have) for message in its):
                 continue  # delivered again: nothing to load the execution for
+            if ended:
+                for message in its:  # nor for what comes behind its end
+                    if not _within(message, have or 0):
+                        _refuse_behind_end(message)
+                continue
             builder = await self._builder(connection, its[0].address, have)
             used.append(builder)
             await self._apply(builder, sorted(its, key=lambda one: one.sequence), changes)
         await self._write_executions(connection, changes)
         return used
 
-    async def _applied(self, connection: AsyncConnection, names: Iterable[str]) -> dict[str, int]:
+    async def _applied(self, connection: AsyncConnection, names: Iterable[str]) -> dict[str, tuple[int, bool]]:
+        """Up to where the rows are, and whether they have the end."""
         table = schema.executions
         rows = await connection.execute(
-            sa.select(table.c.execution, table.c.applied).where(
+            sa.select(table.c.execution, table.c.applied, table.c.phase).where(
                 table.c.tenant == self._tenant, table.c.execution.in_(sorted(names))
             )
         )
-        return {row.execution: row.applied for row in rows}
+        return {row.execution: (row.applied, row.phase == "ended") for row in rows}
 
     async def _builder(self, connection: AsyncConnection, address: EventAddress, applied: int | None) -> Builder:
         """The execution as its rows have it: from memory where that is the same, else from the rows."""
@@ -248,34 +262,64 @@ class ProjectionWriter:
             frame = message.content
             if not isinstance(frame, Frame):
                 self._metrics.unreadable.inc()
-                _log.error("projection_unreadable", subject=message.address.subject, sequence=message.sequence)
-                continue
-            if not builder.apply(frame, message.size_bytes):
-                await self._fill(builder, message)
-                if not builder.apply(frame, message.size_bytes):
-                    _log.warning("projection_gap", subject=message.address.subject, ordinal=builder.applied + 1)
-                    self._metrics.lost.inc()
-                    builder.skip_to(frame.first, "retention_gap")
-                    builder.apply(frame, message.size_bytes)
+                builder.behind = "refused"
+            elif builder.fold.ended and frame.last > builder.applied:
+                _refuse_behind_end(message)
+            elif await self._in_order(builder, message, frame):
+                builder.place = message.sequence
+                if builder.limited():
+                    refuse(message, Refusal.LIMIT, ", ".join(builder.fold.limits()))
             if builder.waiting >= _ITEMS_MAX:
                 _tell(builder, changes)
         _tell(builder, changes)
 
+    async def _in_order(self, builder: Builder, message: LogMessage, frame: Frame) -> bool:
+        """Apply a frame, with what is missing before it; False where it lies about its ordinals."""
+        if builder.apply(frame, message.size_bytes):
+            return True
+        await self._fill(builder, message)
+        if builder.apply(frame, message.size_bytes):
+            return True
+        if await self._lies(builder):
+            refuse(message, Refusal.ORDINAL, f"first: must be {builder.applied + 1}, got {frame.first}")
+            builder.behind = "refused"
+            return False
+        _log.warning("projection_gap", subject=message.address.subject, ordinal=builder.applied + 1)
+        self._give_up(builder, frame, message.size_bytes)
+        return True
+
+    async def _lies(self, builder: Builder) -> bool:
+        """Whether the message before is there and was believed: then nothing is missing, whatever a frame says."""
+        if builder.behind != "believed" or not builder.place:
+            return False
+        return await self._bus.at(self._stream, builder.place) is not None
+
+    def _give_up(self, builder: Builder, frame: Frame, size_bytes: int) -> None:
+        self._metrics.lost.inc()
+        builder.skip_to(frame.first, "quarantined" if builder.behind == "refused" else "retention_gap")
+        builder.apply(frame, size_bytes)
+
     async def _fill(self, builder: Builder, message: LogMessage) -> None:
-        """Ordinals before this message's are missing: take them from the log, as far as it has them."""
+        """Ordinals before this message's are missing: take them from the log, as far as it has them. What was looked
+        through once is not read again, however many holes there are."""
         self._metrics.holes.inc()
-        after = 0
-        while True:
-            batch = await self._bus.read(self._stream, after, message.address.subject)
+        while builder.searched < message.sequence - 1:
+            batch = await self._bus.read(self._stream, builder.searched, message.address.subject)
             for stored in batch:
-                after = stored.sequence
-                if after >= message.sequence:
+                if stored.sequence >= message.sequence:
+                    builder.searched = message.sequence - 1
                     return
+                builder.searched = stored.sequence
                 frame = decode(stored.subject, stored.sequence, stored.stored_at_ns, stored.data).content
-                if isinstance(frame, Frame) and not builder.apply(frame, len(stored.data)):
-                    builder.skip_to(frame.first, "retention_gap")
-                    self._metrics.lost.inc()
-                    builder.apply(frame, len(stored.data))
+                if not isinstance(frame, Frame):
+                    builder.behind = "refused"
+                elif builder.fold.ended or builder.apply(frame, len(stored.data)):
+                    builder.place = stored.sequence
+                elif await self._lies(builder):
+                    builder.behind = "refused"
+                else:
+                    self._give_up(builder, frame, len(stored.data))
+                    builder.place = stored.sequence
             if not batch:
                 return
 
@@ -355,8 +399,10 @@ class ProjectionWriter:
             if not batch:
                 break
             after = batch[-1].sequence
-        ordered = [messages[sequence].content for sequence in sorted(messages)]
-        readable = [event for event in ordered if isinstance(event, ConversationEvent)]
+        await self.screen.notes(messages.values())  # those that were read here, too
+        ordered = [messages[sequence] for sequence in sorted(messages)]
+        believed = (one.content for one in ordered if one.refusal is None)
+        readable = [event for event in believed if isinstance(event, ConversationEvent)]
         self._metrics.unreadable.inc(len(ordered) - len(readable))
         await self._write_entries(connection, address, readable)
         self._sequences[address.conversation] = (target, newest.stored_at_ns)
@@ -455,7 +501,9 @@ class ProjectionWriter:
     async def _failed(
         self, connection: AsyncConnection, base: dict[str, Any], body: ev.ResponseFailed, at: int, place: int
     ) -> None:
-        error = {"code": body.code, "detail": body.detail, "retryable": body.retryable}
+        error: dict[str, Any] = {"code": body.code, "detail": body.detail, "retryable": body.retryable}
+        if body.choices:
+            error["choices"] = list(body.choices)
         response = body.response or f"{body.request}/failed"
         table = schema.responses.c
         result = await connection.execute(
@@ -493,6 +541,10 @@ def _touch_statement(database: Database) -> Any:
         set_={"updated_at": newer},
         where=newer > schema.conversations.c.updated_at,
     )
+
+
+def _refuse_behind_end(message: LogMessage) -> None:
+    refuse(message, Refusal.AFTER_END, "must not go on behind execution.ended")
 
 
 def _within(message: LogMessage, applied: int) -> bool:

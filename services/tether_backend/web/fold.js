@@ -11,7 +11,9 @@
 export const RAW_ITEMS_MAX = 200;
 
 const OUTCOMES = ["completed", "failed", "cancelled", "stopped", "drained", "lost", "never_started"];
-const GAP_REASONS = ["spool_evicted", "retention_gap", "durability_gap", "corrupt", "position_changed"];
+const GAP_REASONS = [
+  "spool_evicted", "retention_gap", "durability_gap", "corrupt", "position_changed", "quarantined", "limit",
+];
 const PROOFS = ["pid_namespace", "cgroup", "subreaper_sweep", "keeper_gone", "never_spawned", "provider", "not_needed"];
 const LEFT_OPEN = { running: "unknown", pending: "expired", streaming: "partial" };
 
@@ -74,25 +76,28 @@ const SHAPES = {
   },
   completed: {
     segment: STRING, text: STRING, partial: or(BOOLEAN, false), parent: some(STRING), blob: some(shaped(BLOB)),
-    chars: some(INTEGER),
+    chars: some(INTEGER), redacted: some(INTEGER),
   },
-  toolStarted: { tool: STRING, name: STRING, input: some(ANY), parent: some(STRING), blob: some(shaped(BLOB)) },
+  toolStarted: {
+    tool: STRING, name: STRING, input: some(ANY), parent: some(STRING), blob: some(shaped(BLOB)),
+    redacted: some(INTEGER),
+  },
   toolCompleted: {
     tool: STRING, status: oneOf("ok", "error", "interrupted"), output: some(ANY), blob: some(shaped(BLOB)),
-    detail: some(STRING),
+    detail: some(STRING), redacted: some(INTEGER),
   },
   requested: {
     interaction: STRING, kind: oneOf("approval", "question"), name: or(STRING, ""), input: some(ANY),
     tool: some(STRING), description: some(STRING), questions: listOf(QUESTION), options: or(OBJECTS, []),
-    offered: some(OBJECT), blob: some(shaped(BLOB)),
+    offered: some(OBJECT), blob: some(shaped(BLOB)), redacted: some(INTEGER),
   },
   resolved: {
     interaction: STRING, outcome: oneOf("answered", "denied", "expired", "cancelled"), control: some(STRING),
-    detail: some(STRING),
+    detail: some(STRING), redacted: some(INTEGER),
   },
   receipt: {
     control: STRING, verb: STRING, status: oneOf("accepted", "delivered", "settled", "rejected", "unknown"),
-    reason: some(STRING), detail: some(STRING), interaction: some(STRING),
+    reason: some(STRING), detail: some(STRING), interaction: some(STRING), redacted: some(INTEGER),
   },
   usage: {
     turn: STRING, input_tokens: or(INTEGER, 0), output_tokens: or(INTEGER, 0), cache_read_tokens: or(INTEGER, 0),
@@ -107,6 +112,7 @@ const SHAPES = {
   gap: { from: some(INTEGER), to: some(INTEGER), reason: oneOf(...GAP_REASONS), detail: some(STRING) },
   raw: {
     stream: oneOf("stdout", "stderr"), preview: STRING, bytes: INTEGER, why: STRING, blob: some(shaped(BLOB)),
+    redacted: some(INTEGER),
   },
   admitted: {
     request: STRING, prompt_sequence: INTEGER, content: OBJECTS, into: some(STRING), into_execution: some(STRING),
@@ -174,16 +180,17 @@ export class GrowingText {
 // --- items ---
 
 const DEFAULTS = {
-  text: { state: "streaming", text: "", parent: null, blob: null },
+  text: { redacted: 0, state: "streaming", text: "", parent: null, blob: null },
   tool: {
     state: "running", name: "", input: null, progress: "", output: null, parent: null, detail: null, blob: null,
+    redacted: 0,
   },
   interaction: {
     state: "pending", asks: "approval", name: "", input: null, tool: null, description: null, questions: [],
-    options: [], offered: null, control: null,
+    options: [], offered: null, control: null, redacted: 0,
   },
   session: { rows: 0, partial: false, from_session: null, detail: null },
-  raw: {},
+  raw: { redacted: 0 },
   gap: { from_ordinal: null, to_ordinal: null, detail: null },
 };
 DEFAULTS.reasoning = DEFAULTS.text;
@@ -311,7 +318,8 @@ export class ExecutionFold {
     const growing = this.growing.get(key) ?? new GrowingText(soFar);
     growing.add(body);
     this.growing.set(key, growing);
-    this.put(key, item);
+    const more = Number.isInteger(body.redacted) ? body.redacted : 0;
+    this.put(key, more ? { ...item, redacted: item.redacted + more } : item);
   }
 
   completed(kind, body) {
@@ -328,8 +336,13 @@ export class ExecutionFold {
       state: told.partial ? "partial" : "completed",
       text: keeps ? soFar : told.text,
       blob: keeps ? (item?.blob ?? null) : told.blob,
+      redacted: keeps ? (item?.redacted ?? 0) : (told.redacted ?? 0),
       parent: item ? item.parent : told.parent,
     });
+  }
+
+  redactedIn(key) {
+    return this.items.get(key)?.redacted ?? 0;
   }
 
   tool(id, changes) {
@@ -397,8 +410,8 @@ const HANDLERS = {
     }
   },
   "tool.started"(body) {
-    const { tool, name, input, parent } = typed(body, SHAPES.toolStarted);
-    this.tool(tool, { name, input, parent });
+    const { tool, name, input, parent, redacted } = typed(body, SHAPES.toolStarted);
+    this.tool(tool, { name, input, parent, redacted: this.redactedIn(`tool/${tool}`) + (redacted ?? 0) });
   },
   "tool.progress"(body) {
     if (!has(body, "tool")) throw new Lie("tool is missing");
@@ -407,16 +420,18 @@ const HANDLERS = {
     this.grow(key, item, item.progress, body);
   },
   "tool.completed"(body) {
-    const { tool, status, output, detail, blob } = typed(body, SHAPES.toolCompleted);
+    const { tool, status, output, detail, blob, redacted } = typed(body, SHAPES.toolCompleted);
+    const count = this.redactedIn(`tool/${tool}`) + (redacted ?? 0);
     const growing = this.growing.get(`tool/${tool}`);
     this.growing.delete(`tool/${tool}`);
-    this.tool(tool, { state: status, output, detail, blob, ...(growing && { progress: growing.value() }) });
+    const progress = growing && { progress: growing.value() };
+    this.tool(tool, { state: status, output, detail, blob, redacted: count, ...progress });
   },
   "interaction.requested"(body) {
     const { interaction, kind, blob: _, ...told } = typed(body, SHAPES.requested);
     const key = `interaction/${interaction}`;
     if (!this.items.has(key)) {
-      const asked = { asks: kind, ...told };
+      const asked = { asks: kind, ...told, redacted: told.redacted ?? 0 };
       this.put(key, itemOf("interaction", interaction, asked));
       this.pending += 1;
     }
@@ -490,8 +505,9 @@ const HANDLERS = {
       return;
     }
     this.rawCount += 1;
-    const { stream, preview, bytes, why } = typed(body, SHAPES.raw);
-    this.put(`raw/${event.ordinal}`, itemOf("raw", String(event.ordinal), { stream, preview, bytes, why }));
+    const { redacted, blob: _, ...told } = typed(body, SHAPES.raw);
+    const id = String(event.ordinal);
+    this.put(`raw/${id}`, itemOf("raw", id, { ...told, redacted: redacted ?? 0 }));
   },
 };
 

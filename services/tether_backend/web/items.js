@@ -195,6 +195,8 @@ const GAPS = {
   durability_gap: "They were never stored durably.",
   corrupt: "They cannot be read.",
   position_changed: "The log was made anew or put back.",
+  quarantined: "What the sandbox wrote there was refused.",
+  limit: "More than is kept of one execution: what exceeds it is left out.",
 };
 
 class GapView {

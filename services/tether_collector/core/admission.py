@@ -11,9 +11,11 @@ between: of two answers in the same millisecond both are admitted, and the secon
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from pydantic import ValidationError
 
@@ -23,6 +25,8 @@ from tether.ids import ExecutionTarget
 from tether.prompt import invalid
 from tether_collector.core.adapters import base as b
 from tether_collector.core.interactions import Interactions
+
+_MARK: Final = re.compile(r"\[redacted:[A-Za-z][A-Za-z0-9_-]{0,63}\]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +105,9 @@ def _answer(now: Now, answer: AnswerPayload) -> Rejection | None:
         if not winner:
             return Rejection(problem(Code.INTERACTION_SETTLED, detail, interaction=key))
         return Rejection(problem(Code.INTERACTION_SETTLED, f"{detail} by {winner}", interaction=key, control=winner))
+    if answer.input is not None and _MARK.search(json.dumps(answer.input)) is not None:
+        detail = "has a mark in place of a secret that was redacted; answer without input, or give the value itself"
+        raise InvalidError("payload.input", detail)
     inactive = _active(now)
     if inactive is None:
         now.adapter.answer(now.adapter_state, answer_of(answer))  # raises InvalidError for one that does not fit

@@ -23,7 +23,8 @@ Each execution by itself:
 
 State is data: it is saved (journal, fsync) before what it wants is done, and `wants` is level-triggered, so a
 collector that was killed at any point reads it and goes on: Leave has a control id of its own, CheckpointMade fixes the
-reference before it is written under its operation id, Release of an execution that has ended does nothing.
+reference before it is written under its operation id, Release of an execution that has ended does nothing. What kills
+the collector again and again does not do so for ever: CheckpointBegun counts.
 
 **What a drain cut stays cut** until its conversation starts again. A drain that begins after another one (SIGTERM's,
 or one that failed) takes over what that one cut, as ended: its report, manifest and reference are the only ones that
@@ -44,7 +45,7 @@ from typing import Final, Literal, assert_never
 from pydantic import BaseModel, ConfigDict
 
 from tether.checkpoint import UNHEARD_TOTAL_CHARS_MAX, CheckpointReference, DrainedExecution
-from tether.errors import Problem
+from tether.errors import Code, Problem, problem
 from tether.ids import Token
 from tether.limits import DRAIN_TURN_SHARE
 from tether.sandbox import DrainOrder, DrainReport
@@ -55,6 +56,8 @@ Source = Literal["verb", "signal"]
 # gone: nothing of the process is left, which is recorded; ended: and its end is in the log.
 Stage = Literal["turn", "waiting", "over", "gone", "ended"]
 PHASES: Final[tuple[Phase, ...]] = ("turn", "leaving", "killing", "publishing", "checkpoint", "releasing", "over")
+CHECKPOINT_ATTEMPTS_MAX: Final = 8  # begun and not ended, each time by the end of the collector: the next one fails
+UNSAVED: Final = "the checkpoint; an older one is not touched"
 _WHILE_LEAVING: Final = ("turn", "leaving", "killing")
 
 
@@ -75,6 +78,11 @@ class Look:
 
     at: int
     seen: tuple[Seen, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointBegun:
+    """It is about to be made: counted first, so that one that ends its collector is not made for ever."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +112,7 @@ class ReferenceLost:
     problem: Problem
 
 
-Input = Look | CheckpointMade | CheckpointFailed | ReferenceWritten | ReferenceLost
+Input = Look | CheckpointBegun | CheckpointMade | CheckpointFailed | ReferenceWritten | ReferenceLost
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +161,8 @@ class Run(BaseModel):
 
 
 class Draining(BaseModel):
-    """The whole state, as it is saved. `at`: when it began (unix ms). `reference`: made, and written if `revision`."""
+    """The whole state, as it is saved. `at`: when it began (unix ms). `reference`: made, and written if `revision`.
+    `attempts`: how often the checkpoint was begun."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -167,6 +176,7 @@ class Draining(BaseModel):
     revision: int = 0
     problem: Problem | None = None
     unsaved: str | None = None
+    attempts: int = 0
 
     @property
     def drain(self) -> str:
@@ -232,6 +242,8 @@ def decide(state: Draining, input_: Input) -> Draining:
     match input_:
         case Look():
             return _look(state, input_)
+        case CheckpointBegun():
+            return _begun(state)
         case CheckpointMade(reference):
             if state.phase != "checkpoint" or state.reference is not None:
                 return state
@@ -250,6 +262,15 @@ def decide(state: Draining, input_: Input) -> Draining:
             return state.model_copy(update={"phase": "releasing", "problem": problem, "reference": None})
         case _:
             assert_never(input_)
+
+
+def _begun(state: Draining) -> Draining:
+    if state.phase != "checkpoint" or state.reference is not None:
+        return state
+    if state.attempts < CHECKPOINT_ATTEMPTS_MAX:
+        return state.model_copy(update={"attempts": state.attempts + 1})
+    detail = f"it was begun {state.attempts} times, and each time the collector ended over it; its log says why"
+    return decide(state, CheckpointFailed(problem(Code.CHECKPOINT_FAILED, detail), UNSAVED))
 
 
 def _look(state: Draining, look: Look) -> Draining:

@@ -41,9 +41,9 @@ from tether.events import Event, GapReason, Proof
 from tether.frames import Position
 from tether.ids import ExecutionTarget
 from tether.limits import FIRST_EVENT_S, WATCHDOG_AFTER_TERMINAL_S
+from tether_collector.core import bounds, replies, verdict
 from tether_collector.core import fallback as fb
 from tether_collector.core import inputs as i
-from tether_collector.core import replies, verdict
 from tether_collector.core.adapters import base as b
 from tether_collector.core.admission import Now, Rejection, answer_of, check_target, judge
 from tether_collector.core.ending import Ending
@@ -116,9 +116,19 @@ class Execution(ExecutionBase):
         return out
 
     def _on_line(self, line: i.OutputLine) -> None:
+        facts = self._facts
         if line.stream == "stdout":
-            self._facts.first_line_seen = True
+            facts.first_line_seen = True
         reading = self.adapter.on_line(self._adapter_state, line)
+        self._on_reading(reading)
+        facts.unmeasured_bytes += len(line.data)
+        if facts.unmeasured_bytes > bounds.MEASURE_BYTES:
+            facts.unmeasured_bytes = 0
+            self._bound(bounds.give_up_by_size(self._adapter_state))
+        elif facts.last_record % bounds.LOOK_EVERY == 0 or len(self._interactions.pending) > bounds.ASKS_MAX:
+            self._bound(bounds.give_up(self._adapter_state, bounds.ENTRIES_MAX, bounds.ASKS_MAX))
+
+    def _on_reading(self, reading: b.Reading) -> None:
         signals = reading.signals
         if not signals:
             for draft in reading.drafts:
@@ -132,6 +142,15 @@ class Execution(ExecutionBase):
         for signal in signals:
             if not isinstance(signal, _PROOFS):
                 self._on_signal(signal)
+
+    def _bound(self, given_up: bounds.GivenUp) -> None:
+        """What is open beyond the bounds; of what this machine keeps beside the adapter the oldest goes as well."""
+        pending = self._interactions.pending
+        asks = [*given_up.asks, *list(pending)[: max(0, len(pending) - bounds.ASKS_MAX)]]
+        self._on_reading(b.Reading(given_up.drafts, [b.AnswerSeen(key, "cancelled") for key in asks]))
+        tools = self._facts.tools
+        for tool in list(tools)[: max(0, len(tools) - bounds.ENTRIES_MAX)]:
+            del tools[tool]
 
     def _on_proof_of_control(self, signal: b.PromptSeen | b.InterruptSeen | b.AnswerSeen) -> None:
         match signal:
@@ -329,17 +348,17 @@ class Execution(ExecutionBase):
             return
         proof = self._fallback.proof or {"method": "never_spawned", "at": self._at}
         code, detail = str(body.get("code") or Code.RESUME_FAILED.value), str(body.get("detail") or "")
-        self._give_up(code, detail)
+        self._give_up(code, detail, tuple(one for one in fb.CHOICES if one in (body.get("choices") or fb.CHOICES)))
         self._gone(None, self._at)
         self._prove(proof)
 
-    def _give_up(self, code: str, detail: str) -> None:
+    def _give_up(self, code: str, detail: str, choices: Sequence[str] = fb.CHOICES) -> None:
         self._fallback.over()
         if self._stop.requested:
             stop = self._stop
             self._respond(*verdict.of_exit(None, stopping=True, session_known=True, stderr=(), draining=stop.drain))
         else:
-            self._respond("failed", code, detail, None if code == Code.SESSION_BUSY else fb.CHOICES)
+            self._respond("failed", code, detail, None if code == Code.SESSION_BUSY else choices)
 
     # --- controls ------------------------------------------------------------------------------------------------
 
@@ -464,6 +483,7 @@ class Execution(ExecutionBase):
 
     def _close_what_is_open(self, rc: int | None) -> None:
         self._take_all(self.adapter.on_exit(self._adapter_state, -9 if rc is None else rc).drafts)
+        self._tell_held()
         self._take_all(self._interactions.expire_all())
         self._facts.unheard = self._facts.unheard or self._receipts.unheard()
         self._take_all(self._receipts.process_gone())

@@ -25,6 +25,7 @@ from tether_collector.core.facts import Departure, Facts, Status, status_of
 from tether_collector.core.interactions import Interaction, Interactions
 from tether_collector.core.noise import Noise
 from tether_collector.core.receipts import Control, Receipts
+from tether_collector.core.redaction import Redactor, Rules
 from tether_collector.core.stop import Stop
 
 STATE_VERSION: Final = 1
@@ -49,15 +50,26 @@ class ExecutionBase(ABC):
         self._receipts = Receipts()
         self._interactions = Interactions()
         self._noise = Noise()
+        self._redactor = Redactor()
         self._out: list[tuple[Event, Position]] = []
         self._at = 0
 
     # --- making, saving, loading ---------------------------------------------------------------------------------
 
     @classmethod
-    def start(cls, launch: b.Launch, adapter: b.Adapter, target: ExecutionTarget, claim: Mapping[str, Any]) -> Self:
-        """`claim`: the body of `execution.started`, which the shell appended as ordinal 1."""
-        return cls(launch, adapter, target, claim)
+    def start(
+        cls,
+        launch: b.Launch,
+        adapter: b.Adapter,
+        target: ExecutionTarget,
+        claim: Mapping[str, Any],
+        rules: Rules | None = None,
+    ) -> Self:
+        """`claim`: the body of `execution.started`, which the shell appended as ordinal 1. `rules`: what is not told,
+        the same for every replay of the execution."""
+        self = cls(launch, adapter, target, claim)
+        self._redactor.rules = rules or Rules()
+        return self
 
     def dump(self) -> bytes:
         """The whole state; `load` of it goes on exactly as this would."""
@@ -75,11 +87,12 @@ class ExecutionBase(ABC):
             "receipts": self._receipts.dump(),
             "interactions": self._interactions.dump(),
             "noise": self._noise.dump(),
+            "redaction": self._redactor.dump(),
         }
         return json.dumps(state, separators=(",", ":")).encode()
 
     @classmethod
-    def load(cls, data: bytes) -> Self:
+    def load(cls, data: bytes, rules: Rules | None = None) -> Self:
         """Raises `InvalidError` for a state of another version or an unknown adapter. The adapter's own state may be
         of an earlier version of it: then it migrates it, where it has to (`base.Migrates`)."""
         state = json.loads(data)
@@ -99,6 +112,8 @@ class ExecutionBase(ABC):
         self._receipts = Receipts(state["receipts"])
         self._interactions = Interactions(state["interactions"])
         self._noise = Noise.load(state["noise"])
+        self._redactor.load(state.get("redaction", {}))
+        self._redactor.rules = rules or Rules()
         return self
 
     # --- what a shell asks -----------------------------------------------------------------------------------------
@@ -201,9 +216,13 @@ class ExecutionBase(ABC):
             if len(text) > DELTA_CHARS_MAX:
                 for start in range(0, len(text), DELTA_CHARS_MAX):
                     piece = text[start : start + DELTA_CHARS_MAX]
-                    self._emit(kind, {**body, "text": piece, "offset": body["offset"] + start})
+                    piece_body = {**body, "text": piece, "offset": body["offset"] + start}
+                    self._number(kind, self._redactor.delta(kind, piece_body))
                 return
-        elif kind == ev.RAW:
+            self._number(kind, self._redactor.delta(kind, body))
+            return
+        if kind == ev.RAW:
+            body = self._redactor.body(kind, body)  # before it is kept to explain a failure
             if not self._noise.admits(body):
                 return
         elif kind == ev.INTERACTION_REQUESTED:
@@ -230,6 +249,16 @@ class ExecutionBase(ABC):
         self._emit(kind, body)
 
     def _emit(self, kind: str, body: dict[str, Any]) -> None:
+        """Whatever is no delta, without secrets."""
+        if kind == ev.TOOL_COMPLETED:
+            self._tell_held(kind, body)
+        self._number(kind, self._redactor.body(kind, body))
+
+    def _tell_held(self, kind: str = "", body: Mapping[str, Any] | None = None) -> None:
+        for held_kind, held in self._redactor.flush(kind, body):
+            self._number(held_kind, held)
+
+    def _number(self, kind: str, body: dict[str, Any]) -> None:
         facts = self._facts
         facts.turn = facts.turn or kind in _OF_A_TURN
         facts.ordinal += 1

@@ -41,6 +41,7 @@ class Facts:
     unheard: list[str] = field(default_factory=list)  # interjections that were not taken up before the process ended
     proof: dict[str, Any] | None = None  # of the end, while a drain holds it back
     released: dict[str, Any] | None = None  # what a drain says of the checkpoint
+    unmeasured_bytes: int = 0  # of output since the state's size was looked at: see `bounds.py`
 
 
 @dataclass(frozen=True, slots=True)

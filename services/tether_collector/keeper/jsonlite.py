@@ -33,7 +33,7 @@ _scan = make_scanner(_Context)  # type: ignore[arg-type]
 def loads(text: bytes) -> Json:
     """One JSON object. Raises ValueError for anything else."""
     try:
-        decoded = text.decode().strip()
+        decoded = text.decode().strip(" \t\r\n")
         value, end = _scan(decoded, 0)
     # Without json.decoder the scanner of 3.11 has no exception class for some errors: SystemError.
     except (StopIteration, RecursionError, SystemError, ValueError):

@@ -22,6 +22,7 @@ import sys
 import time
 
 from . import records
+from .confine import Confinement, hide
 from .control import SOCKET_NAME, listen
 from .core import Keeper
 from .jsonlite import Json, dumps, loads
@@ -50,7 +51,7 @@ CRASH_NAME = "keeper.crash"
 FIELDS = frozenset(
     name
     for names in (
-        ("v", "nonce", "execution", "process_generation", "argv", "cwd", "env", "secrets", "isolation"),
+        ("v", "nonce", "execution", "process_generation", "argv", "cwd", "env", "secrets", "isolation", "confine"),
         ("line_chunk_bytes", "segment_bytes_max", "spool_quota_bytes", "spool_after", "linger_s"),
     )
     for name in names
@@ -62,6 +63,7 @@ class Spec:
 
     __slots__ = (
         "argv",
+        "confine",
         "cwd",
         "env",
         "execution",
@@ -110,6 +112,7 @@ class Spec:
         self.isolation = str(raw.get("isolation", "auto"))
         if self.isolation not in ISOLATIONS:
             problems.append(f"isolation must be one of {' '.join(ISOLATIONS)}")
+        self.confine = Confinement(raw.get("confine", {}), problems)
         chunk, segment, quota = CHUNK_BYTES_DEFAULT, SEGMENT_BYTES_DEFAULT, QUOTA_BYTES_DEFAULT
         self.line_chunk_bytes = int(_limit(raw, "line_chunk_bytes", 16, 1024 * 1024, chunk, problems))
         self.segment_bytes_max = int(_limit(raw, "segment_bytes_max", 1024, 2**30, segment, problems))
@@ -122,6 +125,8 @@ class Spec:
 
 def main(arguments: list[str]) -> None:
     """Never returns normally to a caller that goes on: the process ends here."""
+    if arguments[:1] == ["--probe"]:
+        _probe(arguments[1:])
     umask = os.umask(0o077)
     # Some event loops let descriptors slip into a child; held here they would keep a peer's pipe open for hours.
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
@@ -154,6 +159,17 @@ def main(arguments: list[str]) -> None:
         os._exit(code)
 
 
+def _probe(arguments: list[str]) -> None:
+    """Say what would hold a CLI's processes together here, and end."""
+    try:
+        isolation, in_user_namespace = choose_isolation(arguments[0], "other-user" in arguments)
+    except OSError as error:
+        _answer({"problem": str(error)})
+    else:
+        _answer({"isolation": isolation, "user_namespace": in_user_namespace})
+    os._exit(0)
+
+
 def _start(spec: Spec, folder: str, umask: int) -> Keeper | None:
     """The running keeper, detached; None after the reason was answered."""
     os.makedirs(f"{folder}/spool", mode=0o700, exist_ok=True)
@@ -167,12 +183,14 @@ def _start(spec: Spec, folder: str, umask: int) -> Keeper | None:
         return None
     listener = listen(folder)
     try:
-        isolation = choose_isolation(spec.isolation)
+        isolation, in_user_namespace = choose_isolation(spec.isolation, spec.confine.other_user)
+        hide()
     except OSError as error:
         _refuse({"error": "isolation_unavailable", "detail": str(error)})
         return None
     spool = SpoolWriter(f"{folder}/spool", spec.nonce, spec.segment_bytes_max, spec.spool_quota_bytes, spec.spool_after)
     facts = _facts(spec, isolation)
+    facts["user_namespace"] = in_user_namespace
     try:
         _write_spawn_record(folder, spec, facts)
     except FileExistsError:
@@ -180,7 +198,7 @@ def _start(spec: Spec, folder: str, umask: int) -> Keeper | None:
         return None
     environment = {**spec.env, MARKER: spec.nonce}
     try:
-        child = spawn(Command(spec.argv, spec.cwd, environment, spec.secrets, umask), isolation)
+        child = spawn(Command(spec.argv, spec.cwd, environment, spec.secrets, umask, spec.confine), isolation)
     except ExecError as failure:
         _record_failure(spool, isolation, failure)
         return None

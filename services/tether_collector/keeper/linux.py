@@ -17,15 +17,16 @@ import os
 
 SIGKILL, SIGTERM, SIGCHLD, SIGSTOP, SIGPIPE = 9, 15, 17, 19, 13
 PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 1, 15, 36
-CLONE_NEWNS, CLONE_NEWPID = 0x00020000, 0x20000000
+CLONE_NEWNS, CLONE_NEWUSER, CLONE_NEWPID = 0x00020000, 0x10000000, 0x20000000
 MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REC, MS_SLAVE = 2, 4, 8, 0x4000, 0x80000
 FREEZE_ROUNDS_MAX = 8  # looks for new processes before one pass kills what it has frozen
 ENVIRON_BYTES_MAX = 1024 * 1024  # read of one process's environment
 
-_libc = ctypes.CDLL(None, use_errno=True)
+libc = ctypes.CDLL(None, use_errno=True)
 
 
-def _check(result: int, what: str) -> None:
+def check(result: int, what: str) -> None:
+    """Raises OSError where a call of the C library failed."""
     if result != 0:
         code = ctypes.get_errno()
         raise OSError(code, f"{what}: {os.strerror(code)}")
@@ -33,22 +34,22 @@ def _check(result: int, what: str) -> None:
 
 def prctl(option: int, argument: int) -> None:
     """prctl(2) with a number."""
-    _check(_libc.prctl(option, ctypes.c_ulong(argument), 0, 0, 0), "prctl")
+    check(libc.prctl(option, ctypes.c_ulong(argument), 0, 0, 0), "prctl")
 
 
 def set_name(name: bytes) -> None:
     """The name that ps shows, at most 15 bytes."""
-    _check(_libc.prctl(PR_SET_NAME, ctypes.c_char_p(name), 0, 0, 0), "prctl")
+    check(libc.prctl(PR_SET_NAME, ctypes.c_char_p(name), 0, 0, 0), "prctl")
 
 
 def unshare(flags: int) -> None:
     """unshare(2)."""
-    _check(_libc.unshare(flags), "unshare")
+    check(libc.unshare(flags), "unshare")
 
 
 def mount(source: bytes, target: bytes, kind: bytes | None, flags: int) -> None:
     """mount(2) without data."""
-    _check(_libc.mount(source, target, kind, ctypes.c_ulong(flags), None), "mount")
+    check(libc.mount(source, target, kind, ctypes.c_ulong(flags), None), "mount")
 
 
 def default_signals() -> None:

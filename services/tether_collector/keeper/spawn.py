@@ -26,6 +26,10 @@ import select
 
 from . import linux
 
+TYPE_CHECKING = False  # `typing` costs more than a MiB
+if TYPE_CHECKING:
+    from .confine import Confinement
+
 MESSAGE_BYTES_MAX = 64
 CREDENTIALS_BYTES = 12  # struct ucred: pid, uid, gid
 SO_PASSCRED, SCM_CREDENTIALS = 16, 2
@@ -59,14 +63,17 @@ class Command:
     """What is executed. `secrets`: variables that get the number of a descriptor, from which their value can be read
     once; it stands in no environment that a tool of the CLI, or /proc, could show."""
 
-    __slots__ = ("argv", "cwd", "env", "secrets", "umask")
+    __slots__ = ("argv", "confine", "cwd", "env", "secrets", "umask")
 
-    def __init__(self, argv: list[str], cwd: str, env: dict[str, str], secrets: dict[str, str], umask: int) -> None:
+    def __init__(
+        self, argv: list[str], cwd: str, env: dict[str, str], secrets: dict[str, str], umask: int, confine: Confinement
+    ) -> None:
         self.argv = argv
         self.cwd = cwd
         self.env = env
         self.secrets = secrets
         self.umask = umask
+        self.confine = confine
 
 
 class _Ends:
@@ -83,18 +90,46 @@ class _Ends:
         self.alive = alive
 
 
-def choose_isolation(wanted: str) -> str:
-    """Enter the mode: "pid_namespace" or "subreaper". Raises OSError where the wanted one is not permitted."""
+def choose_isolation(wanted: str, other_user: bool = False) -> tuple[str, bool]:
+    """Enter the mode: "pid_namespace" or "subreaper"; and whether that took a user namespace, which has one user only,
+    so none for a CLI of another user. Raises OSError where the wanted one is not permitted."""
     if wanted != "subreaper":
         try:
             linux.unshare(linux.CLONE_NEWPID)
         except OSError:
+            if not other_user and _may_unshare_as_user():
+                _unshare_as_user()
+                return "pid_namespace", True
             if wanted == "pid_namespace":
                 raise
         else:
-            return "pid_namespace"
+            return "pid_namespace", False
     linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)
-    return "subreaper"
+    return "subreaper", False
+
+
+def _may_unshare_as_user() -> bool:
+    """Tried in a child: who fails halfway has no identity left to go on with."""
+    child = os.fork()
+    if child == 0:
+        try:
+            _unshare_as_user()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    return os.waitpid(child, 0)[1] == 0
+
+
+def _unshare_as_user() -> None:
+    """A PID namespace in a user namespace of our own, in which we are who we were. Raises OSError."""
+    uid, gid = os.geteuid(), os.getegid()
+    linux.unshare(linux.CLONE_NEWUSER | linux.CLONE_NEWPID)
+    for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
+        fd = os.open(f"/proc/self/{name}", os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.write(fd, text.encode())
+        finally:
+            os.close(fd)
 
 
 def spawn(command: Command, isolation: str) -> Child:
@@ -108,6 +143,9 @@ def spawn(command: Command, isolation: str) -> Child:
     report, report_child = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET | _socket.SOCK_CLOEXEC)
     report.setsockopt(_socket.SOL_SOCKET, SO_PASSCRED, 1)
     ends = _Ends(stdin_read, stdout_write, stderr_write, report_child, status_write, alive_read)
+    if command.confine.other_user:  # or it could not open /dev/stdout
+        for fd in (stdin_read, stdout_write, stderr_write):
+            os.fchown(fd, command.confine.uid, command.confine.gid)
     keeper_pid = os.getpid()
     first = os.fork()
     if first == 0:
@@ -225,13 +263,16 @@ def _run_cli(command: Command, ends: _Ends, keeper_pid: int) -> None:
                 return
         linux.default_signals()
         os.setsid()
-        os.umask(command.umask)
         report.send(b"P")
         if report.recv(1) != b"G":
             return
         os.dup2(ends.stdin, 0)
         os.dup2(ends.stdout, 1)
         os.dup2(ends.stderr, 2)
+        stage = "confine"
+        command.confine.apply(command.umask, dies_with_parent=keeper_pid != 0)
+        if keeper_pid and os.getppid() != keeper_pid:
+            return
         stage = "chdir"
         os.chdir(command.cwd)
         stage = "exec"

@@ -95,6 +95,8 @@ def decide(state: Admission, event: Input) -> Step:
             return _observed(replace(state, seen=event))
         case steps.LaterRead(by=by):
             return _looked(state, by)
+        case steps.PlaceTaken(full=full):
+            return _read_origin(state) if full is None else wait(state, full, place=True)
         case steps.OriginRead():
             return _own(state, event)
         case steps.Resolved():
@@ -122,7 +124,8 @@ def _begin_anew(state: Admission) -> Step:
     if state.races >= RACES_MAX:
         return wait(state, "others keep writing this conversation's records", changed=False)
     again = Admission(state.prompt, state.sequence, state.stored_at_ns, state.actor, state.at)
-    return order(replace(again, races=state.races + 1, history_fallback=state.history_fallback))
+    again = replace(again, history_fallback=state.history_fallback, limited=state.limited)
+    return order(replace(again, races=state.races + 1))
 
 
 # --- 1: order, memory, workspace ---
@@ -255,6 +258,9 @@ def _place(state: Admission) -> Step:
     settled = interjection.settled_before(state)
     if settled is not None:
         return settled
+    if record.deletion is not None:
+        detail = f"conversation {state.prompt.conversation} was deleted; use another id"
+        return fail(state, problem(Code.CONVERSATION_DELETED, detail, deletion=record.deletion))
     match record.state:
         case "idle":
             return takeover.look_for_later(state) if takes_over else _enter(state)
@@ -290,11 +296,18 @@ def _looked(state: Admission, by: str | None) -> Step:
 
 
 def _enter(state: Admission) -> Step:
-    seen, prompt = state.seen, state.prompt
-    assert seen is not None
+    prompt = state.prompt
     if prompt.mode == "interject":
         detail = "no execution is active to interject into; send with mode auto under a new request id to start one"
         return fail(state, problem(Code.SESSION_STREAM_NOT_ACTIVE, detail))
+    if state.limited:
+        return do(state, "placing", steps.TakePlace(state.execution))
+    return _read_origin(state)
+
+
+def _read_origin(state: Admission) -> Step:
+    seen, prompt = state.seen, state.prompt
+    assert seen is not None
     may_lack = seen.record.native_session is not None or seen.record.cut
     may_need_history = prompt.resume == "history" or (
         prompt.resume is None and may_lack and state.history_fallback != "never"

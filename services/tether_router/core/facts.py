@@ -105,11 +105,11 @@ def absorb(facts: ExecutionFacts, message: StoredMessage) -> ExecutionFacts:
     if not any(mark in message.data for mark in _MARKS):
         return facts
     try:
-        frame = decode(message.subject, message.data)
+        frame = decode(message.subject, message.data, message.stored_at_ns)
     except InvalidError:
         return facts
-    if not isinstance(frame, Frame):
-        return facts
+    if not isinstance(frame, Frame) or facts.ended is not None:
+        return facts  # nothing is believed behind the end
     for event in frame.events:
         try:
             facts = _absorb_event(facts, event)
@@ -151,7 +151,7 @@ def absorb_conversation(view: ConversationView, message: StoredMessage) -> Conve
     """The view after a message of the `_` subject. What cannot be read is passed over, with its place taken."""
     view = replace(view, last_sequence=message.sequence)
     try:
-        event = decode(message.subject, message.data)
+        event = decode(message.subject, message.data, message.stored_at_ns)
     except InvalidError:
         return view
     if not isinstance(event, ConversationEvent):

@@ -29,6 +29,7 @@ Phase = Literal[
     "observing",
     "following",
     "looking",
+    "placing",
     "reading_origin",
     "owning",
     "telling_superseded",
@@ -80,6 +81,7 @@ class Admission:
     recorded: bool = False  # the failure is in `tether_requests`, or must not be (a conflict)
     races: int = 0
     history_fallback: HistoryFallback = "takeover"
+    limited: bool = False  # running executions are: one that begins needs a place
 
     @property
     def response(self) -> str:
@@ -130,8 +132,8 @@ def do(state: Admission, phase: Phase, effect: Effect) -> Step:
     return replace(state, phase=phase), (effect,)
 
 
-def wait(state: Admission, reason: str, *, changed: bool = True, behind: bool = False) -> Step:
-    return state, (steps.Wait(reason, changed=changed, behind=behind),)
+def wait(state: Admission, reason: str, *, changed: bool = True, behind: bool = False, place: bool = False) -> Step:
+    return state, (steps.Wait(reason, changed=changed, behind=behind, place=place),)
 
 
 def op(state: Admission, name: str) -> str:

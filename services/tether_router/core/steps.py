@@ -123,6 +123,13 @@ class OriginRead:
 
 
 @dataclass(frozen=True, slots=True)
+class PlaceTaken:
+    """Whether the conversation has a place for a running execution; `full` says whose limit is used up where not."""
+
+    full: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Unreachable:
     """The bus could not do an effect, or what it did is not known."""
 
@@ -145,6 +152,7 @@ Input = (
     | LaterRead
     | Resolved
     | OriginRead
+    | PlaceTaken
     | Unreachable
 )
 
@@ -195,6 +203,13 @@ class ReadOrigin:
     key: str
     tenant: str
     cut: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TakePlace:
+    """A place for this execution, where the tenant's or the set's running executions are limited."""
+
+    execution: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,11 +278,13 @@ class Ack:
 @dataclass(frozen=True, slots=True)
 class Wait:
     """Not now: hold the prompt or give it back with a delay. `changed`: what happens in the conversation may end the
-    wait early; otherwise only time helps. `behind`: an older prompt has to be settled first."""
+    wait early; otherwise only time helps. `behind`: an older prompt has to be settled first. `place`: an execution
+    has to end first, of this tenant or of any."""
 
     reason: str
     changed: bool = True
     behind: bool = False
+    place: bool = False
 
 
 Effect = (
@@ -277,6 +294,7 @@ Effect = (
     | Bind
     | Observe
     | ReadOrigin
+    | TakePlace
     | WriteOwner
     | AppendEvent
     | PublishCommand

@@ -40,13 +40,12 @@ def test_the_local_set_is_found_by_its_state_file(tmp_path: Path) -> None:
         "http_url": "http://127.0.0.1:1",
         "token_file": "/t",
         "nats_url": "nats://127.0.0.1:2",
-        "nats_user": "cli",
-        "nats_password_file": "/p",
+        "nats_creds_file": "/p",
         "tenant": "default",
     }
     file.write_text(json.dumps(value))
     assert local(str(file)).token_file == "/t"
-    assert local(str(file), "nats").nats_user == "cli"
+    assert local(str(file), "nats").nats_creds_file == "/p"
 
 
 def test_the_state_file_lies_where_the_command_puts_it() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from tether.client import Answer, CaughtUp, Client, ExecutionItem
 from tether.client.http import HttpTransport, problem_of
-from tether.errors import Code, ProblemError, problem
+from tether.errors import Code, InvalidError, ProblemError, problem
 
 Step = Callable[[httpx2.Request], httpx2.Response]
 
@@ -84,6 +84,16 @@ async def test_a_refusal_is_told_at_once_with_its_code_and_when_to_try_again() -
             await made.prompt("c", "hello")
     assert (told.value.problem.code, told.value.problem.retry_after_s) == (Code.SESSION_BUSY, 2.5)
     assert len(script.requests) == 1
+
+
+@pytest.mark.parametrize(("field", "value"), [("resume", "maybe"), ("continuation", "perhaps")])
+async def test_what_is_not_valid_is_refused_as_over_nats_before_anything_is_sent(field: str, value: str) -> None:
+    script = Script(failing(Code.SESSION_BUSY))
+    async with client(script) as made:
+        with pytest.raises(InvalidError) as told:
+            await made.prompt("c", "hello", **{field: value})  # type: ignore[arg-type]
+    assert [one.field for one in told.value.problem.fields] == [field]
+    assert "pydantic" not in str(told.value) and script.requests == []
 
 
 async def test_patience_bounds_how_long_a_submission_is_repeated() -> None:

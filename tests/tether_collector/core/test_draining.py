@@ -126,6 +126,20 @@ def test_a_failed_checkpoint_is_told_by_the_cut_execution_and_names_no_reference
     assert outcomes["exe_2"][0] == "completed"
 
 
+def test_a_checkpoint_that_ends_its_collector_again_and_again_fails_by_that_name_and_all_are_released() -> None:
+    state = began("exe_a")
+    state = look(look(state, 1, d.Seen("exe_a", "gone", True, left("exe_a", cut=True))), 2)
+    assert state.phase == "checkpoint"
+    for attempt in range(d.CHECKPOINT_ATTEMPTS_MAX):
+        state = d.decide(d.Draining.model_validate_json(state.model_dump_json()), d.CheckpointBegun())
+        assert (state.attempts, d.wants(state)) == (attempt + 1, (d.MakeCheckpoint(),))
+    state = d.decide(state, d.CheckpointBegun())
+    assert state.problem is not None and "8 times" in state.problem.detail
+    [release] = d.wants(state)
+    assert isinstance(release, d.Release) and release.checkpoint is None
+    assert d.decide(state, d.CheckpointMade(reference(state))) == state
+
+
 def test_a_checkpoint_is_clean_unless_somebody_was_killed() -> None:
     state = look(began("exe_1"), 1, d.Seen("exe_1", "gone", True, left("exe_1", "graceful", cut=True)))
     assert d.is_clean(state)
@@ -162,6 +176,7 @@ inputs = st.one_of(
     looks,
     st.builds(lambda: d.CheckpointMade(reference(began()))),
     st.builds(lambda: d.CheckpointFailed(FAILED)),
+    st.just(d.CheckpointBegun()),
     st.builds(lambda: d.ReferenceWritten(7)),
     st.builds(lambda: d.ReferenceLost(FAILED)),
 )

@@ -266,6 +266,13 @@ def test_the_first_process_may_be_refused_and_was_never_spawned() -> None:
     rig.note("process_refused", code="RESUME_FAILED", detail="no history")
     assert outcome(rig) == ("failed", "RESUME_FAILED")
     assert rig.body(ev.EXECUTION_ENDED)["proof"]["method"] == "never_spawned"
+    assert rig.body(ev.RESPONSE_ENDED)["error"]["choices"] == ["fresh", "history"]
+
+
+def test_where_there_is_no_history_it_is_not_offered_again() -> None:
+    rig = Rig()
+    rig.note("process_refused", code="RESUME_FAILED", detail="no history", choices=["fresh", "unknown"])
+    assert rig.body(ev.RESPONSE_ENDED)["error"]["choices"] == ["fresh"]
 
 
 # --- a machine that is dumped and loaded anywhere ---

@@ -97,3 +97,24 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
     settings = load(CollectorSettings, {**GOOD, "TETHER_AGENT_ENV_FILE": str(tmp_path / "none")})
     with pytest.raises(AgentEnvironmentError, match="cannot be read"):
         agent_environment(settings, "claude", {})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "remedy"),
+    [
+        ("TETHER_COLLECTOR_CLI_UMASK", "9", "must match"),
+        ("TETHER_COLLECTOR_CLI_USER", "a b", "must match"),
+        ("TETHER_COLLECTOR_CLI_LIMITS", '{"files": 3}', "64"),
+        ("TETHER_COLLECTOR_CLI_LIMITS", '{"cpu": 3}', ""),
+        ("TETHER_COLLECTOR_REDACT", '{"corp": "corp_.*"}', "name the characters"),
+        ("TETHER_COLLECTOR_REDACT", '{"corp": ["[a-z]{9}"]}', "fixed characters"),
+        ("TETHER_COLLECTOR_REDACT", '["corp"]', "must be JSON"),
+        ("TETHER_COLLECTOR_AGENT_ARGS_ALLOW", '{"claude": ["debug"]}', "--option"),
+    ],
+)
+def test_confinement_and_redaction_that_cannot_be_used_are_refused_by_name(name: str, value: str, remedy: str) -> None:
+    with pytest.raises(ConfigurationError) as error:
+        load(CollectorSettings, {**GOOD, name: value})
+    [problem] = error.value.problems
+    assert name in problem
+    assert remedy in problem

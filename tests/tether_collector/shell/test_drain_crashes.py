@@ -161,6 +161,27 @@ async def test_sigterm_whose_checkpoint_fails_exits_with_its_own_code(
         assert rig.lines("checkpoint_failed")
 
 
+@pytest.mark.parametrize("step", ["checkpoint_collected", "reference_written"])
+async def test_what_nobody_foresaw_fails_the_drain_by_its_name_and_the_collector_serves_on(
+    bus: NatsBus, nats_server: NatsServer, tenant: str, tmp_path: Path, step: str
+) -> None:
+    async with collector(bus, nats_server.url, tenant, tmp_path, start=False) as rig:
+        await rig.start(crash_at=f"!{step}")
+        run = await rig.begin("before\n!ask write\nafter", conversation="waiting")
+        await run.until("interaction.requested")
+        report = await drained(rig, order := an_order(grace_s=5.0))
+        assert report.state == "failed" and report.problem is not None
+        assert f"RuntimeError: nobody foresaw this at {step}" in report.problem.detail
+        assert of_conversation(report, "waiting").outcome == "checkpoint_failed"
+        assert (await run.ended()).body["outcome"] == "drained"
+        again = await rig.begin("hello", conversation="other")
+        assert (await again.ended()).body["outcome"] == "completed", "this very process goes on"
+        assert await rig.hand_over() == 0
+        await rig.start()
+        assert (await drained(rig, order)).state == "failed", "it is told as it was, and not made again"
+        assert (await drained(rig, an_order("drn_2", grace_s=5.0))).state == "done"
+
+
 async def test_sigterm_that_meets_a_drain_joins_it_and_sighup_hands_a_drain_over(
     bus: NatsBus, nats_server: NatsServer, tenant: str, tmp_path: Path
 ) -> None:

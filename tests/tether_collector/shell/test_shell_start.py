@@ -17,7 +17,7 @@ from tether.errors import BusError, NoReplyError
 from tether.events import Event
 from tether.frames import Frame, Position
 
-STEPS = ("journaled", "claimed", "claim_journaled", "spawned", "spawn_journaled")
+STEPS = ("journaled", "claimed", "claim_journaled", "redaction_noted", "spawned", "spawn_journaled")
 
 
 async def delivered(rig: Rig, run: Run) -> ControlReply:

@@ -6,6 +6,7 @@ Each check gives ok, warning or problem, with a remedy. Keys are named by where 
 from __future__ import annotations
 
 import asyncio
+import os
 import platform
 import shutil
 import subprocess
@@ -19,7 +20,7 @@ import typer
 
 from tether.processes import is_running
 from tether_agents.locate import load_pins
-from tether_cli import agents_config, nats_server, state
+from tether_cli import agents_config, containers, nats_server, state
 from tether_cli.commands import topology as topology_command
 from tether_cli.options import AgentsDirOption, DataOption, JsonOption
 from tether_cli.output import CliError, Exit, Output
@@ -59,6 +60,7 @@ def doctor(
         _nats_server,
         _isolation,
         lambda: _disk(root),
+        _containers,
         lambda: _agents(agents_dir, agents_file),
         lambda: _set(data),
     ]
@@ -132,6 +134,16 @@ def _disk(root: Path) -> list[Check]:
         remedy = f"free {(needed - free) >> 20} MiB, or choose another directory with --data"
         return [Check("disk", "problem", detail, remedy)]
     return [Check("disk", "ok", detail)]
+
+
+def _containers() -> list[Check]:
+    """Where this shell's sets run sandboxes as containers."""
+    if not containers.chosen(os.environ):
+        return []
+    return [
+        Check(f"docker {one.name}", "problem" if one.problem else "ok", one.detail, one.remedy)
+        for one in containers.findings(os.environ)
+    ]
 
 
 def _agents(agents_dir: Path | None, agents_file: Path | None) -> list[Check]:

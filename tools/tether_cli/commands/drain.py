@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import typer
 
@@ -46,14 +50,51 @@ def register(app: typer.Typer) -> None:
     app.command("resume")(resume)
 
 
-def drain(
-    workspace: WorkspaceArgument,
+def _given(
     grace: GraceOption = None,
     reason: ReasonOption = None,
     store: StoreOption = None,
     include: IncludeOption = None,
     drain_id: DrainIdOption = None,
     wait: WaitOption = True,
+) -> DrainOptions:
+    """What drain and suspend are both given."""
+    from tether_cli.drains import DrainOptions
+
+    return DrainOptions(drain_id, grace, reason, store, include, wait)
+
+
+def _parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """By name, with types in place of their names."""
+    types = get_type_hints(function, localns={"DrainOptions": Any}, include_extras=True)
+    return {
+        name: one.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=types[name])
+        for name, one in inspect.signature(function).parameters.items()
+    }
+
+
+def _with_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with the options of `_given` in place of its parameter `given`."""
+    shared = _parameters(_given)
+
+    @functools.wraps(command)
+    def taking(**values: Any) -> None:
+        given = _given(**{name: values.pop(name) for name in shared})
+        command(given=given, **values)
+
+    parameters: list[inspect.Parameter] = []
+    for name, parameter in _parameters(command).items():
+        parameters += shared.values() if name == "given" else (parameter,)
+    # Typer reads both.
+    taking.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    taking.__annotations__ = {one.name: one.annotation for one in parameters}
+    return taking
+
+
+@_with_options
+def drain(
+    workspace: WorkspaceArgument,
+    given: DrainOptions,
     data: DataOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -61,29 +102,19 @@ def drain(
 
     A message (or `tether resume`) wakes it where it was. Ctrl-C stops the waiting, not the drain.
     """
-    from tether_cli.drains import DrainOptions
-
-    given = DrainOptions(drain_id, grace, reason, store, include, wait)
     raise typer.Exit(int(_begin("drain", workspace, given, data, as_json)))
 
 
+@_with_options
 def suspend(
     workspace: WorkspaceArgument,
+    given: DrainOptions,
     force: Annotated[bool, typer.Option("--force", help="Also where something runs or waits.")] = False,
-    grace: GraceOption = None,
-    reason: ReasonOption = None,
-    store: StoreOption = None,
-    include: IncludeOption = None,
-    drain_id: DrainIdOption = None,
-    wait: WaitOption = True,
     data: DataOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Put an idle sandbox to sleep and release what it uses; refused where something runs or waits."""
-    from tether_cli.drains import DrainOptions
-
-    given = DrainOptions(drain_id, grace, reason, store, include, wait, force=force)
-    raise typer.Exit(int(_begin("suspend", workspace, given, data, as_json)))
+    raise typer.Exit(int(_begin("suspend", workspace, replace(given, force=force), data, as_json)))
 
 
 def _begin(

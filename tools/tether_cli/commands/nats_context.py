@@ -26,7 +26,7 @@ def nats_context(
     data: DataOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write a context (0600, it holds the password) for the `nats` CLI, and show what to do with it."""
+    """Write a context for the `nats` CLI, which names the credentials of people, and show what to do with it."""
     if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", name):
         raise CliError("--name must be 1 to 64 of the characters A-Z a-z 0-9 _ -", exit_code=Exit.USAGE)
     output = Output(as_json)
@@ -37,15 +37,14 @@ def nats_context(
     value = {
         "description": f"Tether set in {up.data}",
         "url": up.nats_url,
-        "user": up.nats_user,
-        "password": up.nats_password,
+        "creds": up.nats_creds_file,
     }
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_whole(path, json.dumps(value, indent=2).encode())
     except OSError as error:
         raise CliError(f"cannot write {path}: {error.strerror}") from None
-    output.value({"context": name, "file": str(path), "url": up.nats_url, "user": up.nats_user})
+    output.value({"context": name, "file": str(path), "url": up.nats_url, "creds_file": up.nats_creds_file})
     output.say(f"context {name} is in {path}")
     log = subjects.events_stream(up.tenant)
     for command in (

@@ -225,7 +225,10 @@ async def _follow(client: Client, state: SetState, wanted: _Wanted, output: Outp
     choices = () if live.detached else resuming.choices_of(live)
     if not choices or live.keyboard is None:
         return code, None
-    return code, await resuming.choose(live.screen, live.keyboard, choices)
+    chosen = await resuming.choose(live.screen, live.keyboard, choices)
+    if chosen is None:
+        output.note(f"   {resuming.hint(live.conversation, choices, data_option(state.data))}")
+    return code, chosen
 
 
 def _ids(submission: Any) -> dict[str, Any]:
@@ -327,9 +330,7 @@ async def _assign(state: SetState, path: Path) -> str:
     from tether.errors import Problem, ProblemError
 
     workspace = f"dir_{hashlib.sha256(str(path).encode()).hexdigest()[:24]}"
-    async with await connect(
-        state.nats_url, name="tether-run", user=state.nats_user, password=state.nats_password
-    ) as bus:
+    async with await connect(state.nats_url, name="tether-run", creds_file=state.nats_creds_file) as bus:
         request = {"tenant": state.tenant, "workspace": workspace, "path": str(path)}
         answer = await bus.request(subjects.agent("workspace"), json.dumps(request).encode(), timeout_s=_ASSIGN_S)
     value = json.loads(answer.data)

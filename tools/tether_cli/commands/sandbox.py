@@ -16,6 +16,7 @@ from tether_cli.output import CliError, Exit, Output, from_problem
 
 if TYPE_CHECKING:
     from tether.api_sandboxes import SandboxView
+    from tether_cli.state import SetState
 
 _RESTART_S: Final = 60.0  # the old one's shutdown and the new one's start, each within its own bound
 
@@ -108,7 +109,7 @@ async def _list(data: Path | None, output: Output) -> None:
                 view.state,
                 "connected" if view.connected else "asleep" if view.state == "suspended" else "not connected",
                 view.version or "",
-                len(view.executions) + view.executions_omitted or "",
+                view.living or "",
             )
             for view in found.sandboxes
         ),
@@ -148,19 +149,36 @@ def lines_of(view: SandboxView, now_s: float) -> list[str]:
     if view.idle_since is not None:
         lines.append(f"  idle        for {duration(max(0.0, now_s - view.idle_since / 1000))}")
     elif view.connected:
-        lines.append(f"  executions  {len(view.executions) + view.executions_omitted}")
+        lines.append(f"  executions  {view.living}")
     if view.drain is not None:
         why = f": {one_line(view.drain.reason, 200)}" if view.drain.reason else ""
         lines.append(f"  drains      {view.drain.drain} ({view.drain.purpose}, grace {view.drain.grace_s:g} s){why}")
     if view.checkpoint is not None:
         lines.append(f"  checkpoint  {checkpoint_words(view.checkpoint)}")
     if view.drained is not None:
-        lines.append(f"  last drain  {view.drained.drain}: {view.drained.state}")
+        last = view.drained
+        why = f" ({one_line(last.reason, 200)})" if last.reason else ""
+        lines.append(f"  last {last.purpose or 'drain':<7}{last.drain}: {last.state}{why}")
         lines += [f"    {one.target.execution}  {execution_words(one)}" for one in view.drained.executions]
         if view.drained.problem is not None:
             problem = view.drained.problem
             lines.append(f"    {problem.code.value}: {one_line(problem.detail, 300)}")
     return lines
+
+
+async def _without_collector(up: SetState, workspace: str) -> str:
+    """What to do about a sandbox that has none."""
+    from tether.errors import ProblemError
+    from tether_cli import talk
+
+    try:
+        async with talk.http_client(up) as client:
+            view = await client.sandbox(workspace)
+    except ProblemError:
+        return "`tether sandbox list` shows the workspaces that have one"
+    if view.state == "suspended":
+        return f"it sleeps: its next collector is the one that is installed; `tether resume {workspace}` wakes it"
+    return f"its collector is not there: `tether resume {workspace}` starts one"
 
 
 async def _restart(workspace: str, data: Path | None, output: Output) -> None:
@@ -173,7 +191,7 @@ async def _restart(workspace: str, data: Path | None, output: Output) -> None:
     request = json.dumps({"tenant": up.tenant, "workspace": workspace}).encode()
     try:
         async with await connect(
-            up.nats_url, name="tether-cli", user=up.nats_user, password=up.nats_password, connect_timeout_s=5.0
+            up.nats_url, name="tether-cli", creds_file=up.nats_creds_file, connect_timeout_s=5.0
         ) as bus:
             answer = await bus.request(subjects.agent("restart-collector"), request, timeout_s=_RESTART_S)
     except BusError as error:
@@ -184,7 +202,7 @@ async def _restart(workspace: str, data: Path | None, output: Output) -> None:
     if "problem" in found:
         refused = from_problem(Problem.model_validate(found["problem"]))
         if refused.code == Code.NOT_FOUND and not refused.remedy:
-            refused.remedy = "`tether sandbox list` shows the workspaces that have one"
+            refused.remedy = await _without_collector(up, workspace)
         raise refused
     output.value(found)
     output.say(f"the collector of {workspace} was replaced: {found['before'] or 'none'} → {found['instance']}")

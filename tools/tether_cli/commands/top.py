@@ -137,6 +137,8 @@ def render(view: View, width: int, *, height: int | None = None) -> RenderableTy
     head.append(f"executions {len(view.executions) + view.executions_omitted}")
     lines = [head, *(Text(f"! {problem}", style="red") for problem in view.problems)]
     tables = [part(view, width) for part in (_executions, _services, _sandboxes, _streams)]
+    if view.quotas:
+        tables.insert(1, _quotas(view))
     if height is not None:
         _fit(tables, height - len(lines) - OVERHEAD_LINES)
     return Group(*lines, *(line for table in tables for line in (Text(), table)))
@@ -225,6 +227,15 @@ def _executions(view: View, width: int) -> Table:
         _add(table, *cells, style="bold" if one.waiting else "")
     if view.executions_omitted:
         table.caption = f"{view.executions_omitted} more"
+    return table
+
+
+def _quotas(view: View) -> Table:
+    table = _table(("QUOTA", False), ("USED", True), ("LIMIT", True))
+    for one in view.quotas:
+        told = size if one.name.endswith("_bytes") else str
+        style = "red" if one.used >= one.limit else "yellow" if 10 * one.used >= 9 * one.limit else ""
+        _add(table, one.name, told(one.used), told(one.limit), style=style)
     return table
 
 

@@ -103,7 +103,7 @@ async def _ensure(up: SetState) -> None:
 
 
 def _connect(up: SetState) -> Awaitable[NatsBus]:
-    return connect(up.nats_url, name="tether-cli", user=up.nats_user, password=up.nats_password, connect_timeout_s=5.0)
+    return connect(up.nats_url, name="tether-cli", creds_file=up.nats_creds_file, connect_timeout_s=5.0)
 
 
 def _unreachable(error: BusError) -> CliError:

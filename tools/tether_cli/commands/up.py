@@ -73,8 +73,10 @@ def up(
     if idle_s is not None and not 0 < idle_s < math.inf:
         raise CliError("--idle-s must be more than 0 seconds", exit_code=Exit.USAGE)
     output = Output(as_json)
+    from tether_cli import containers
     from tether_cli.set import SetOptions, unused_settings
 
+    containers.check(os.environ)
     for name in unused_settings(os.environ):
         output.note(f"{name} of this shell is not used: a set decides it itself (docs/reference/settings.md)")
 
@@ -132,7 +134,7 @@ def announce(up: SetState, output: Output) -> None:
     output.say(f"tether is up: {up.http_url}")
     output.say(f"  token file  {up.token_file}")
     output.say(f"  page        {up.http_url}/ (`tether page --sign-in` shows a link that signs in)")
-    output.say(f"  NATS        {up.nats_url} (user {up.nats_user}; `tether nats-context` sets up the nats CLI)")
+    output.say(f"  NATS        {up.nats_url} (`tether nats-context` sets up the nats CLI)")
     output.say(f"  data        {up.data}")
     where = state.data_option(up.data)
     output.say("next:")
