@@ -27,7 +27,7 @@ demo: $(STAMP) ## starts everything, sends prompts, breaks a reader off, prints 
 TEST_WORKERS ?= 3
 
 test: $(STAMP) ## the tests; TEST_WORKERS=0 runs one after the other
-	@$(BIN)/python -m pytest -q -n $(TEST_WORKERS) --dist loadfile -m "not k8s"
+	@$(BIN)/python -m pytest -q -n $(TEST_WORKERS) --dist loadfile -m "not k8s and not compose"
 
 k8s: $(STAMP) ## AgentTasks on a real Kubernetes API, the operator killed at each step; see tools/k8s/README.md
 	@$(BIN)/python -m pytest -q -n $(TEST_WORKERS) --dist load -m k8s tests/kube $(K8S_ARGS)

@@ -27,7 +27,7 @@ from support_nats import server_binary
 from tether.client import Client
 from tether_images import base, build
 
-pytestmark = pytest.mark.timeout(400)  # images are built
+pytestmark = [pytest.mark.compose, pytest.mark.timeout(400)]  # images are built
 
 DEPLOY: Final = Path(__file__).resolve().parents[2] / "deploy"
 TAG: Final = "compose"
