@@ -171,7 +171,7 @@ async def test_the_logs_retention_is_the_shells_and_is_no_difference(data: Path)
     # From a shell that says nothing of it: the set's own counts.
     assert value_of(tether("topology", "diff", "--json", data=data)) == {"differences": []}
     checks = {check["name"]: check for check in value_of(tether("doctor", "--json", data=data))["checks"]}
-    assert checks["topology"]["verdict"] == "ok" and "64 MiB are reserved" in checks["disk"]["detail"]
+    assert checks["topology"]["verdict"] == "ok" and "80 MiB are reserved" in checks["disk"]["detail"]
     assert tether("topology", "ensure", data=data).returncode == 0
     tether("down", data=data)
     up(data)

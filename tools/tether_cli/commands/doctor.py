@@ -129,7 +129,7 @@ def _disk(root: Path) -> list[Check]:
     reserved = sum(stream.max_bytes for stream in streams if stream.max_bytes > 0)
     # nats-server lets JetStream have three quarters of what is free.
     needed = reserved * 4 // 3 + _WORK_BYTES
-    detail = f"{free >> 20} MiB free at {there}, {reserved >> 20} MiB are reserved for log and blobs"
+    detail = f"{free >> 20} MiB free at {there}, {reserved >> 20} MiB are reserved for log, blobs and quarantine"
     if up is None and free < needed:
         remedy = f"free {(needed - free) >> 20} MiB, or choose another directory with --data"
         return [Check("disk", "problem", detail, remedy)]
