@@ -29,6 +29,7 @@ from tether_operator.core.phase import PodSeen
 
 MANAGER: Final = "tether-operator"
 OUT_OF_SERVICE: Final = "node.kubernetes.io/out-of-service"
+STRIP_TRIES: Final = 5  # of a task that another changes at the same time
 NOTES: Final = "tether.dev/operator"  # annotation: what the operator remembers of a task, JSON
 AgentTask = create_namespaced_resource(kube.GROUP, kube.VERSION, kube.KIND, kube.PLURAL)
 _log = structlog.get_logger("tether_operator")
@@ -137,6 +138,32 @@ class Cluster:
         if pod is not None:
             kept = [one for one in pod.metadata.finalizers or () if one != kube.PROOF]
             await self._finalizers(Pod, name, pod.metadata.resourceVersion, kept)
+
+    async def delete_task(self, name: str) -> None:
+        await self._delete(AgentTask, name)
+
+    async def strip(self, name: str) -> tuple[str, ...]:
+        """Take the finalizers of a task and its pods away, also where nothing proves that the pods have ended. Returns
+        those pods' names. A conflict is met with another look."""
+        unproven: list[str] = []
+        for _ in range(STRIP_TRIES):
+            task = await self._get(AgentTask, name)
+            if task is None:
+                break
+            held = []
+            async for pod in self.pods_of(task.metadata.uid):
+                seen = await self._pod(pod)
+                if seen.held:
+                    held.append(seen.name)
+                    if seen.terminated is None and seen.name not in unproven:
+                        unproven.append(seen.name)
+                    await self.release_pod(seen.name)
+            finalizers = tuple(task.metadata.finalizers or ())
+            if kube.DRAIN not in finalizers and not held:
+                break
+            kept = [one for one in finalizers if one != kube.DRAIN]
+            await self._finalizers(AgentTask, name, task.metadata.resourceVersion, kept)
+        return tuple(unproven)
 
     async def tell(self, name: str, status: AgentTaskStatus) -> None:
         """Merge into the status subresource; a field that is None is taken away."""

@@ -16,7 +16,7 @@ from tether_images import base, provenance, wheels
 from tether_images.engine import ImageError, docker, python_of, size_bytes
 from tether_images.wheels import ROOT
 
-SERVICES: Final = ("backend", "router", "agent", "collector")
+SERVICES: Final = ("backend", "router", "agent", "operator", "collector")
 DEFAULT_BASE: Final = "python:3.13-slim"
 _SANDBOX: Final = "collector"
 KEPT: Final = 2
