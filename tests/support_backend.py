@@ -25,7 +25,7 @@ from tether.events import ConversationEvent, Event
 from tether.frames import Frame, Position, encode, encode_event, message_id
 from tether.ids import ExecutionTarget, default_workspace
 from tether.kv import Bucket
-from tether.owner import OwnerRecord, OwnerState
+from tether.owner import OwnerRecord, OwnerState, Tombstone
 from tether.ports import Bus
 from tether.subjects import parse_event
 from tether_backend.config import BackendSettings, load_tokens
@@ -169,7 +169,12 @@ class Log:
         key = subjects.owner_key(self.tenant, self.workspace, self.conversation)
         entry = await owners.get(key)
         if entry is not None:
-            record = record.model_copy(update={"tombstones": owners.parse(entry, OwnerRecord).tombstones})
+            before = owners.parse(entry, OwnerRecord)
+            stones = before.tombstones
+            if before.target is not None and before.target.execution != execution:
+                ended = before.target.execution
+                stones = (*stones, Tombstone(execution=ended, outcome="completed", at=1))
+            record = record.model_copy(update={"tombstones": stones})
         op = f"op{time.monotonic_ns()}"
         if entry is None:
             await owners.create(key, record.value(), op=op)

@@ -159,11 +159,10 @@ async def test_a_stream_outlives_the_time_that_a_request_may_take(
     over_ws, writer = await follow(backend)
     with pytest.raises(TimeoutError):
         await reader.next(timeout_s=0.6) and await reader.next(timeout_s=0.6)
-    await backend.deps.bus.publish(f"tether.event.{TENANT}.w.c1._", b"{}")
-    one = await reader.next()
-    assert one is not None and one.name == "problem"
+    await Log(backend.deps.bus, TENANT).prompt("q2", "r2", "e2")
+    assert (await reader.events(1))[0].key.startswith("q2/")
     async with asyncio.timeout(10):
-        await over_ws.readuntil(b'"frame":"problem"')
+        await over_ws.readuntil(b"q2/response.created")
     writer.transport.abort()
 
 
@@ -268,18 +267,19 @@ async def test_a_peer_whose_frames_are_none_is_closed_for_it_and_nothing_is_told
     for first in range(1, 2000, 500):
         await log.frame("e1", [text_delta(first + more, "x" * 40, offset=40 * more) for more in range(500)])
 
-    async def one(wait: int) -> None:
+    async def one(wait: int, sent: bytes, code: int) -> None:
         reader, writer = await follow(backend)
         for _ in range(wait):
             await asyncio.sleep(0)
-        writer.write(b"\xf3\x80\0\0\0\0")  # a reserved opcode, while much is on its way to the peer
+        writer.write(sent)  # while much is on its way to the peer
         async with asyncio.timeout(20):
             told = await reader.read()
-        assert struct.pack(">H", 1002) in told
+        assert struct.pack(">H", code) in told
         writer.transport.abort()
 
-    for wait in range(8):
-        await one(wait)
+    for wait in range(6):
+        await one(wait, b"\xf3\x80\0\0\0\0", 1002)  # a reserved opcode
+        await one(wait, frame(TEXT, b'{"ask":"\xf8"}'), 1007)
     assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
 
 
@@ -321,3 +321,9 @@ async def test_a_client_that_leaves_in_the_middle_of_its_body_is_no_failure_of_t
 
         await eventually(counted, "each of them is over")
     assert [one for one in told if one["log_level"] in ("error", "critical")] == []
+
+
+@pytest.mark.parametrize("path", ["/static/a%5Cb", "/v1/executions/a%2Fb", "/v1/sandboxes/a%2fb/drains/d"])
+async def test_an_encoded_slash_is_refused_as_the_document_says(backend: Backend, path: str) -> None:
+    answer = await backend.client.get(path)
+    assert answer.status_code == 422 and answer.json()["fields"][0]["field"].startswith("path")

@@ -219,14 +219,13 @@ async def test_a_part_that_does_not_start_is_named_with_its_last_lines_and_nothi
         pass
 
 
-async def test_an_agent_that_is_not_installed_fails_the_response_by_name(data: Path, tmp_path: Path) -> None:
+async def test_an_agent_that_the_set_does_not_have_is_refused_by_name(data: Path) -> None:
     async with ServiceSet(options(data)) as up, Http(up.state) as http:
-        await http.prompt("c1", "r1", "hello", agent={"kind": "nosuch"})
-
-        await http.ended("c1", 1)
-        [response] = (await http.conversation("c1"))["responses"]
-        assert response["outcome"] in ("failed", "never_started")
-        assert "nosuch" in str(response) or "agent.kind" in str(response)
+        body = {"request_id": "r1", "content": [{"type": "text", "text": "hello"}], "agent": {"kind": "nosuch"}}
+        answer = await http.client.post("/v1/conversations/c1/messages", json=body)
+        assert answer.status_code == 422, answer.text
+        assert "agent.kind" in answer.text and "nosuch" in answer.text and "there is: " in answer.text
+        assert (await http.client.get("/v1/conversations/c1")).status_code == 404, "nothing was sent"
 
 
 async def test_a_directory_of_the_users_is_where_the_agent_works(data: Path, tmp_path: Path) -> None:

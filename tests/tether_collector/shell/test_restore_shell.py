@@ -197,7 +197,7 @@ async def test_d9_what_cannot_be_restored_is_a_typed_failure_and_leaves_nothing_
         manifest = await manifest_of(rig)
         [large] = {file.digest for file in manifest.files if file.bytes == 300_000}
         lose_the_volume(rig)
-        expected = "of its parts"
+        expected = "its part 1 is missing"
         match what:
             case "volume only":
                 expected = "own volume only"
