@@ -386,7 +386,8 @@ class StreamSnapshot(_Out):
 
 
 class StreamEnd(_Out):
-    """`until` as asked for; `response` with its outcome where a response ended."""
+    """`until` as asked for, empty where nothing was; `response` with its outcome where a response ended. Outcome
+    `deleted`: the conversation was deleted, whatever was asked for; the problem before it says so."""
 
     until: str
     cursor: str

@@ -25,7 +25,7 @@ from tether.limits import CONTROL_REPLY_S
 from tether.ports import Bus
 
 _OFFER_AGAIN_S: Final = 0.1
-_QUESTIONS: Final = ("snapshot", "discover", "receipt")
+_QUESTIONS: Final = ("snapshot", "discover", "receipt", "forget")  # where nobody listens it is said at once
 
 
 async def ask_collector(bus: Bus, tenant: str, workspace: str, request: ControlRequest) -> ControlReply:

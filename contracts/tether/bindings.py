@@ -23,7 +23,7 @@ from typing import Final, Generic, TypeVar
 
 from tether import events as ev
 from tether import subjects
-from tether.errors import UnreadableRecordError
+from tether.errors import InvalidError, UnreadableRecordError
 from tether.events import ConversationEvent
 from tether.frame_rules import Refusal
 from tether.kv import Bucket
@@ -155,11 +155,13 @@ class Bindings:
             return None
         if self._asked.get((address.conversation, request)):
             return None
-        if not request:
-            return Refusal.NOT_ADMITTED
+        try:
+            key = subjects.request_key(self._tenant, request)
+        except InvalidError:
+            return Refusal.NOT_ADMITTED  # nobody can have asked under such an id
         async with self._slots:
             try:
-                record = await self._requests.record(subjects.request_key(self._tenant, request), RequestRecord)
+                record = await self._requests.record(key, RequestRecord)
             except UnreadableRecordError:
                 record = None
         if record is None or (record.workspace, record.conversation) != (address.workspace, address.conversation):

@@ -17,15 +17,18 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from tether import subjects
-from tether.errors import Code, Problem, problem
-from tether.ids import Token
-from tether.kv import Bucket
+from tether.errors import Code, Problem, ProblemError, problem
+from tether.ids import Token, new_id
+from tether.kv import Bucket, Conflict
 from tether.limits import NOTIFICATION_MEMORY_S, REQUEST_MEMORY_S
+from tether.owner import OwnerRecord
 from tether.ports import Bus
+from tether.prompt import ConversationRecord
 
 FREE_AFTER_S: Final = REQUEST_MEMORY_S  # as long as a request of it may be repeated
 REMEMBERED_S: Final = NOTIFICATION_MEMORY_S  # longer than a log can bring the conversation again
 SESSIONS_MAX: Final = 256  # of the agents' own sessions that a deletion names
+_RACES_MAX: Final = 8
 SessionName = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 
 Step = Literal["marking", "prompts", "sandbox", "checkpoints", "blobs", "log", "records", "projections", "volume"]
@@ -105,10 +108,98 @@ class Forgotten(BaseModel):
     files: int = 0
 
 
+class DeletionView(BaseModel):
+    """A deletion as callers see it. `state`: `running`, `done`, `failed` (`problem` says why, nothing was changed), or
+    `freed`: the id may be used again. `pending_on` says what a running one waits for, and what a done one could not
+    wait for (a database that is away: it forgets the conversation when it is back). Times in unix milliseconds."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    conversation: str
+    workspace: str
+    deletion: str
+    state: Literal["running", "done", "failed", "freed"]
+    step: Step
+    force: bool = False
+    pending_on: tuple[str, ...] = ()
+    erased: dict[str, int] = Field(default_factory=dict)
+    problem: Problem | None = None
+    began_at: int = 0
+    ended_at: int = 0
+    free_at: int = 0
+
+    @property
+    def is_final(self) -> bool:
+        return self.state != "running"
+
+    @staticmethod
+    def of(record: DeletionRecord) -> DeletionView:
+        return DeletionView.model_validate(record.model_dump(mode="json"))
+
+
 async def deletion_of(bus: Bus, tenant: str, conversation: str) -> DeletionRecord | None:
     """The conversation's deletion as the leader has it. Raises BusError."""
     key = subjects.deletion_key(tenant, conversation)
     return await Bucket(bus, subjects.DELETIONS).record(key, DeletionRecord)
+
+
+async def check_not_deleted(bus: Bus, tenant: str, conversation: str) -> None:
+    """Raises ProblemError (CONVERSATION_DELETED), BusError."""
+    record = await deletion_of(bus, tenant, conversation)
+    if record is not None and record.bars:
+        raise ProblemError(deleted_problem(record))
+
+
+async def begin_deletion(
+    bus: Bus, tenant: str, conversation: str, *, deletion: str, force: bool, by: str, now_ms: int
+) -> DeletionRecord:
+    """Order it, once: one that runs, or is done, is joined, whatever id it has; `force` is added to it. Raises
+    ProblemError (NOT_FOUND, SESSION_BUSY), BusError."""
+    bucket, key = Bucket(bus, subjects.DELETIONS), subjects.deletion_key(tenant, conversation)
+    for _ in range(_RACES_MAX):
+        entry = await bucket.get(key)
+        known = None if entry is None else bucket.parse(entry, DeletionRecord)
+        if known is not None and known.bars:
+            if not force or known.force or known.state != "running":
+                return known
+            record = known.model_copy(update={"force": True, "by": by, "updated_at": now_ms})
+        else:
+            workspace = await _deletable(bus, tenant, conversation, force=force)
+            record = DeletionRecord(
+                deletion=deletion,
+                tenant=tenant,
+                conversation=conversation,
+                workspace=workspace,
+                force=force,
+                by=by[:256],
+                began_at=now_ms,
+                updated_at=now_ms,
+            )
+        try:
+            if entry is None:
+                await bucket.create(key, record.value(), op=deletion)
+            else:
+                await bucket.update(key, record.value(), op=new_id("op"), revision=entry.revision)
+        except Conflict:
+            continue
+        return record
+    raise ProblemError(problem(Code.RUNTIME_UNAVAILABLE, "the deletion's record changes too fast", retry_after_s=1.0))
+
+
+async def _deletable(bus: Bus, tenant: str, conversation: str, *, force: bool) -> str:
+    """The conversation's workspace. Raises ProblemError, BusError."""
+    where = await Bucket(bus, subjects.CONVERSATIONS).record(
+        subjects.conversation_key(tenant, conversation), ConversationRecord
+    )
+    if where is None:
+        raise ProblemError(problem(Code.NOT_FOUND, "conversation: there is none of this id"))
+    key = subjects.owner_key(tenant, where.workspace, conversation)
+    owner = await Bucket(bus, subjects.OWNERS).record(key, OwnerRecord)
+    if owner is not None and owner.state != "idle" and owner.target is not None and not force:
+        execution = owner.target.execution
+        detail = "an execution is active; wait for its end, or delete with force"
+        raise ProblemError(problem(Code.SESSION_BUSY, detail, execution=execution, state=owner.state))
+    return where.workspace
 
 
 def deleted_problem(record: DeletionRecord) -> Problem:

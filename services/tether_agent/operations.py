@@ -18,6 +18,7 @@ import structlog
 
 from tether.blobs import read_blob
 from tether.checkpoint import CheckpointReference, decode_manifest
+from tether.deletion import ForgetPayload
 from tether.errors import BusError, Code, InvalidError, Problem, ProblemError, problem
 from tether.events import BlobRef
 from tether.failpoints import failpoint
@@ -28,7 +29,7 @@ from tether.sandbox import CAN_DRAIN, DrainOrder, DrainReport, SandboxRecord, no
 from tether_agent import log
 from tether_agent.config import AgentSettings
 from tether_agent.core import draining, idle
-from tether_agent.core.sandbox import DeleteOrdered, DrainOrdered, Purpose, joins, told_of
+from tether_agent.core.sandbox import ConversationForgotten, DeleteOrdered, DrainOrdered, Purpose, joins, told_of
 from tether_agent.lifecycle import Lifecycle, work_waits
 from tether_agent.providers import NotReadyError, Provider, ProvisionError
 from tether_agent.providers.lost import open_executions
@@ -38,6 +39,7 @@ from tether_agent.requests import (
     DeleteRequest,
     DrainRequest,
     DrainStatusRequest,
+    ForgetRequest,
     Handling,
     ResumeRequest,
     SuspendRequest,
@@ -75,6 +77,7 @@ class Operations:
             "delete": self.delete,
             "drain-status": self.status,
             "resume": self.resume,
+            "forget": self.forget,
         }
         return {verb: _guarded(handler) for verb, handler in verbs.items()}
 
@@ -183,6 +186,15 @@ class Operations:
             return record, False  # it is being started: its registration tells when it is there
         except ProvisionError as error:
             raise ProblemError(error.problem) from None
+
+    async def forget(self, data: bytes) -> Answer:
+        """The sandbox's record first: it may tell of the conversation's executions, whatever becomes of the volume."""
+        request = parse(ForgetRequest, data)
+        event = ConversationForgotten(request.conversation, now_ms())
+        await self._sandboxes.apply(request.tenant, request.workspace, event)
+        payload = ForgetPayload(deletion=request.deletion, conversation=request.conversation, sessions=request.sessions)
+        done = await self._provider.forget(request.tenant, request.workspace, payload)
+        return done.model_dump(mode="json")
 
     # --- orders ---
 

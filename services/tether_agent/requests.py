@@ -13,6 +13,8 @@ Operations on a sandbox's life. Each is answered at once; what it began goes on 
     delete        {… as drain, checkpoint?: true}  drained first; `checkpoint: false` ends it without
     drain-status  {tenant, workspace, drain_id?}  of the running or last operation, or of exactly this one
     resume        {tenant, workspace}             wakes it, once whoever asks; of an active one it sees to the compute
+    forget        {tenant, workspace, deletion, conversation, sessions}   of a conversation's deletion; answers with a
+                  `tether.deletion.Forgotten`: the volume is clean of it, or what that waits for
 
 `drain_id`: a token of the caller's; the same id again joins what it began. `grace_s`: 0 to 3600, default 60. `store`:
 volume | blobs | both. `include`: sessions | workspace. The first four answer
@@ -54,6 +56,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 
 from tether import subjects
 from tether.checkpoint import Include, Store
+from tether.deletion import SESSIONS_MAX, SessionName
 from tether.errors import Code, InvalidError, Problem, ProblemError, problem
 from tether.ids import Token
 from tether.jsonsafe import loads_object
@@ -64,7 +67,7 @@ from tether_agent.providers import NotReadyError, Provider, ProvisionError, Stop
 
 SERVICE: Final = "tether-agent"
 QUEUE: Final = "agent-service"
-REQUEST_BYTES_MAX: Final = 16 * KIB
+REQUEST_BYTES_MAX: Final = 128 * KIB
 
 
 class _Request(BaseModel):
@@ -119,6 +122,16 @@ class DrainStatusRequest(_Request):
 class ResumeRequest(_Request):
     tenant: Token
     workspace: Token
+
+
+class ForgetRequest(_Request):
+    """A `tether.deletion.ForgetPayload`, and of which workspace."""
+
+    tenant: Token
+    workspace: Token
+    deletion: Token
+    conversation: Token
+    sessions: Annotated[tuple[SessionName, ...], Field(max_length=SESSIONS_MAX)] = ()
 
 
 class StopRequest(_Request):

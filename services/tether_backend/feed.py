@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Final
 
@@ -32,6 +32,7 @@ from tether_backend.metrics import Metrics
 
 _log = structlog.get_logger("tether.feed")
 FILL_MAX: Final = 5000  # messages that are handed out after a hole; beyond, readers go back to the log
+_DELETED: Final = b'"conversation.deleted"'
 _RETRY_S: Final = 0.2  # between attempts while the bus is away
 _LAG_TRIES: Final = 50  # reads of a follower that lags, 20 ms apart
 _LAG_WAIT_S: Final = 0.02
@@ -230,6 +231,12 @@ class Feed:
             await self.bindings.workspace(conversation)  # once, where somebody listens
         # No await from here on: see the module.
         self.position, self.stored_at_ns = sequence, stored_at_ns
+        self._offer(tokens, sequence, stored_at_ns, data)
+        if tokens[-1] == limits.EXECUTION_TOKEN_CONVERSATION and _DELETED in data:
+            self.bindings.forget()  # the conversation may come again, elsewhere
+
+    def _offer(self, tokens: Sequence[str], sequence: int, stored_at_ns: int, data: bytes) -> None:
+        conversation = tokens[4] if len(tokens) == 6 else ""
         boxes = self._mailboxes.get(conversation)
         if not boxes:
             return
@@ -237,7 +244,7 @@ class Feed:
             self._metrics.feed_refused.inc()  # another workspace's sandbox, or nobody's conversation
             return
         try:
-            message = decode(subject, sequence, stored_at_ns, data)
+            message = decode(".".join(tokens), sequence, stored_at_ns, data)
         except InvalidError:
             return  # no subject of the log's
         for mailbox in tuple(boxes):

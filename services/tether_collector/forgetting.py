@@ -88,7 +88,7 @@ def delete_sessions(folder: Path, sessions: Sequence[str]) -> int:
         for name in files:
             if any(session in name for session in names):
                 with suppress(FileNotFoundError):
-                    os.unlink(name, dir_fd=descriptor)  # noqa: PTH108 - by descriptor: no link is followed
+                    os.unlink(name, dir_fd=descriptor)
                 count += 1
             elif name.endswith(SHARED_SUFFIX):
                 count += _blank_lines(descriptor, name, names)
@@ -101,7 +101,7 @@ def delete_sessions(folder: Path, sessions: Sequence[str]) -> int:
 def _remove_folder(descriptor: int, name: str) -> int:
     try:
         if not stat.S_ISDIR(os.stat(name, dir_fd=descriptor, follow_symlinks=False).st_mode):
-            os.unlink(name, dir_fd=descriptor)  # noqa: PTH108
+            os.unlink(name, dir_fd=descriptor)
             return 1
         shutil.rmtree(name, dir_fd=descriptor)
     except FileNotFoundError:
@@ -144,6 +144,8 @@ def forget_on_disk(workspace_dir: Path, conversation: str, sessions: Sequence[st
         known = journal.of_conversation(conversation)
         if known.unended:
             return f"execution {known.unended[0]} is not told to its end", 0, 0
+        if (drain := journal.drain()) is not None and not drain.over:
+            return f"drain {drain.drain} is under way", 0, 0
         files = delete_files(workspace_dir, known.executions, tuple({*sessions, *known.sessions}))
         journal.forget_conversation(conversation)
         return "", len(known.executions), files

@@ -436,7 +436,7 @@ class Journal:
 
     def of_conversation(self, conversation: str) -> OfConversation:
         rows = self._db.execute(
-            "SELECT execution, phase, target, command, summary FROM executions WHERE conversation=? ORDER BY created_at",
+            "SELECT execution, phase, target, command, summary FROM executions WHERE conversation=? ORDER BY rowid",
             (conversation,),
         ).fetchall()
         sessions: dict[str, None] = {}
@@ -464,7 +464,7 @@ class Journal:
                     db.execute(f"DELETE FROM {table} WHERE execution=?", (name,))
             db.execute("DELETE FROM tokens WHERE conversation=?", (conversation,))
             for drain, control, state in drains:
-                if json.dumps(conversation) in state:
+                if any(json.dumps(name) in state for name in (conversation, *known.executions)):
                     db.execute("DELETE FROM drains WHERE drain=?", (drain,))
                     db.execute("DELETE FROM controls WHERE control=? AND control!=''", (control,))
         self._db.execute("VACUUM")

@@ -259,25 +259,22 @@ class Deletions:
     # --- the sandbox ---
 
     async def _sandbox(self, record: DeletionRecord) -> Result:
-        """First a collector that serves, which holds the volume; else the agent service, which may reach it."""
+        """A collector that serves holds the volume; else the agent service may reach it. Its record of the sandbox has
+        the conversation forgotten in any case."""
         key = subjects.registration_key(
             record.tenant, record.workspace, ids.sandbox_id(record.tenant, record.workspace)
         )
         registered = await Bucket(self._bus, subjects.SANDBOXES).record(key, Registration)
-        counts: dict[str, int] = {}
-        if registered is not None:
-            forgotten = await self._ask_collector(record)
-            if not forgotten.clean:
-                return VolumeAway(forgotten.pending_on)
-            counts = {"executions": forgotten.executions, "files": forgotten.files}
+        # A registration outlives its collector for a while: nobody may answer.
+        forgotten = None if registered is None else await self._ask_collector(record)
         told = await self._ask_agent(record)
-        if registered is None:
-            if not told.clean:
-                return VolumeAway(told.pending_on)
-            counts = {"executions": told.executions, "files": told.files}
-        elif told.pending_on == core.NO_AGENT:
+        if forgotten is None or (not forgotten.clean and told.clean):
+            forgotten = told
+        if not forgotten.clean:
+            return VolumeAway(forgotten.pending_on)
+        if told.pending_on == core.NO_AGENT:
             return VolumeAway(told.pending_on)  # its record of the sandbox may name the conversation
-        return VolumeClean(counts)
+        return VolumeClean({"executions": forgotten.executions, "files": forgotten.files})
 
     async def _ask_collector(self, record: DeletionRecord) -> Forgotten:
         owner = await self._records.owner(subjects.owner_key(record.tenant, record.workspace, record.conversation))
@@ -358,8 +355,14 @@ class Deletions:
         erased = 0
         for digest in sorted(doomed):
             part = subjects.blob(record.tenant, record.workspace, "artifact", digest, MANIFEST)
-            erased += await self._erase(blobs, part.removesuffix(MANIFEST) + "*")
+            erased += await self._erase_blob(blobs, part.removesuffix(MANIFEST) + "*")
         return erased
+
+    async def _erase_blob(self, stream: str, parts: str) -> int:
+        """The manifest first, so that nobody takes the rest for whole; the first part, which tells whose it is, last:
+        a crash in between leaves what is found again."""
+        found = [message.sequence async for message in self._messages(stream, parts)]
+        return sum([await self._bus.erase(stream, sequence) for sequence in reversed(found)])
 
     async def _snapshots(self, record: DeletionRecord, known: set[str]) -> set[str]:
         """Blobs that no event names: a snapshot that was asked for says at its beginning of whom it is."""
@@ -425,7 +428,7 @@ class Deletions:
     async def _free(self, record: DeletionRecord) -> None:
         """What came late is erased, and no record bars the id any more."""
         await self._erase_prompts(record)
-        await self._erase_log(record, max(record.free_at, record.ended_at))
+        await self._erase_log(record, core.nobodys_until(record))
         await self._erase_records(record)
         where = subjects.owner_key(record.tenant, record.workspace, record.conversation)
         await self._drop_key(subjects.OWNERS, where)

@@ -36,7 +36,7 @@ USES: Final = {
     **{name: {"controlReply"} for name in ("reply_base", "replies", "replies_all")},
     "agent": {
         *("agentSandboxes", "agentWorkspace", "agentStop"),
-        *("agentDrain", "agentSuspend", "agentDelete", "agentDrainStatus", "agentResume"),
+        *("agentDrain", "agentSuspend", "agentDelete", "agentDrainStatus", "agentResume", "agentForget"),
     },
     "history": {"history"},
     "histories": {"history"},
@@ -58,6 +58,8 @@ USES: Final = {
     "running_key": {"tenantPlaces", "allPlaces"},
     "CONVERSATIONS": {"conversations"},
     "conversation_key": {"conversations"},
+    "DELETIONS": {"deletions"},
+    "deletion_key": {"deletions"},
     "PROJECTIONS": {"projections"},
     "projection_key": {"projections"},
     "CHECKPOINTS": {"checkpoints"},

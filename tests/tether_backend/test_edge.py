@@ -115,7 +115,7 @@ async def test_unknown_paths_and_methods_are_problems(backend: Backend) -> None:
     for path in POSTS:
         assert (await backend.client.get(path)).status_code in (404, 405)
     for path in GETS:
-        answer = await backend.client.delete(path)
+        answer = await backend.client.put(path)
         assert_problem(answer, 405, "INVALID", "method")
 
 

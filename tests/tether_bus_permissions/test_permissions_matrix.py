@@ -227,13 +227,16 @@ def test_what_only_one_role_may_and_what_none_may() -> None:
     assert _who_may("$JS.API.CONSUMER.MSG.NEXT.PROMPTS.router") == {"router"}
     assert _who_may("$JS.API.CONSUMER.MSG.NEXT.COMMANDS.agent-service") == {"agent"}
     assert _who_may("$KV.tether_sandboxes.acme.w1") == {"agent"}
-    assert _who_may("$KV.tether_leases.control.acme.w1.c") == {"backend", "client"}
+    assert _who_may("$KV.tether_leases.control.acme.w1.c") == {"backend", "client", "router"}
     assert _who_may("tether.event.acme.w1.c.e") == {"agent"}
     assert _who_may("tether.event.acme.w1.c._") == {"agent", "router", "backend"}
     assert _who_may("tether.agent.suspend") == {"backend", "client", "operator"}
     for stream in STREAMS:
-        for verb in ("DELETE", "MSG.DELETE", "SNAPSHOT", "RESTORE", "PEER.REMOVE"):
+        for verb in ("DELETE", "SNAPSHOT", "RESTORE", "PEER.REMOVE"):
             assert not _who_may(f"$JS.API.STREAM.{verb}.{stream}"), (stream, verb)
+        for verb in ("MSG.DELETE", "PURGE"):
+            assert _who_may(f"$JS.API.STREAM.{verb}.{stream}") <= {"router"}, (stream, verb)
+    assert not _who_may("$JS.API.STREAM.PURGE.EVENTS_acme")
     for role in ROLES:
         hears = _regex(permissions.service(role, TENANTS).subscribe)
         assert [inbox for inbox in INBOXES if hears(f"{inbox}.x")] == [permissions.inbox_prefix(role)]

@@ -21,7 +21,7 @@ from tether_cli.output import CliError, Exit, report
 # The order of `tether --help`; a command that is not named here follows, by name.
 _ORDER: Final = (
     *("up", "down", "run", "ps", "top", "show", "attach", "answer", "say", "interrupt", "stop", "logs"),
-    *("drain", "suspend", "resume", "sandbox"),
+    *("export", "rm", "drain", "suspend", "resume", "sandbox"),
     *("agents", "doctor", "topology", "nats_context", "nats_permissions", "version"),
 )
 _HELP: Final = """Run CLI coding agents as durable executions: one unbroken stream, whatever restarts.

@@ -37,6 +37,7 @@ _REMEDIES = {
     Code.INTERACTION_SETTLED: "`tether show CONVERSATION` says what was answered",
     Code.TARGET_STALE: "`tether ps` lists what runs now",
     Code.NOT_FOUND: "`tether ps --all` lists what there is",
+    Code.CONVERSATION_DELETED: "nothing of it is kept; use another conversation id",
     Code.REQUEST_CONFLICT: "this id was used with other content: what it did stands; use another id for something new",
     Code.CURSOR_POSITION_CHANGED: "attach without --cursor",
     Code.DRAINING: "`tether sandbox show` says how far it is; a message waits for it and wakes it again",

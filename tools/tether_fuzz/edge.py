@@ -33,7 +33,6 @@ from tether_fuzz.edge_raw import Raw
 from tether_fuzz.guard import Finding, Result
 
 NAME: Final = "http"
-CONVERSATION: Final = "fuzz"
 GROWTH_BYTES_MAX: Final = 192 << 20  # of the backend's resident memory
 ASK_S: Final = 90.0
 REQUEST_S: Final = 45  # of one request: a control waits 10 s for its collector, on a machine that is busy longer
@@ -88,7 +87,7 @@ async def _ask(up: SetState, result: Result) -> None:
         try:
             async with asyncio.timeout(ASK_S):
                 response = await client.ask(
-                    CONVERSATION, "!say hello\n!tool look", agent="scripted", workspace=edge_hooks.WORKSPACE
+                    edge_hooks.CONVERSATION, "!say hello\n!tool look", agent="scripted", workspace=edge_hooks.WORKSPACE
                 )
         except (TetherError, TimeoutError) as error:
             _wrong(result, "a prompt is not answered", f"{type(error).__name__} {error}")

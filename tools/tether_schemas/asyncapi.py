@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from tether import topology
 from tether_schemas import asyncapi_data as data
+from tether_schemas import asyncapi_deletions as deletions
 from tether_schemas import asyncapi_sandboxes as sandboxes
 from tether_schemas.asyncapi_data import ROLES
 from tether_schemas.asyncapi_parts import (
@@ -23,9 +24,12 @@ from tether_schemas.asyncapi_parts import (
     stream_specs,
 )
 
-MESSAGES: Final = {**data.MESSAGES, **{message.name: message for message in sandboxes.MESSAGES}}
-CHANNELS: Final = (*data.CHANNELS, *sandboxes.CHANNELS)
-OPERATIONS: Final = (*data.OPERATIONS, *sandboxes.OPERATIONS)
+MESSAGES: Final = {
+    **data.MESSAGES,
+    **{message.name: message for message in (*sandboxes.MESSAGES, *deletions.MESSAGES)},
+}
+CHANNELS: Final = (*data.CHANNELS, *sandboxes.CHANNELS, *deletions.CHANNELS)
+OPERATIONS: Final = (*data.OPERATIONS, *sandboxes.OPERATIONS, *deletions.OPERATIONS)
 _DESCRIPTION: Final = (
     "What Tether's processes say to each other, and what anyone may read, on one NATS JetStream domain. Every decision "
     "lives in a stream or bucket; core request and reply carries only questions whose lost answer reads as `unknown`. "

@@ -12,8 +12,10 @@ from tether.blobs import Manifest
 from tether.checkpoint import CheckpointManifest, CheckpointReference
 from tether.control import AnswerPayload, ControlReply, ControlRequest, InterjectPayload, StartCommand
 from tether.conversation_fold import ConversationState
+from tether.deletion import DeletionRecord, ForgetPayload
 from tether.errors import Problem
 from tether.events import ConversationEvent
+from tether.export_format import ConversationExport
 from tether.fold import ExecutionState
 from tether.frames import Frame
 from tether.history import History, HistoryRequest
@@ -27,6 +29,7 @@ from tether_agent.requests import (
     DeleteRequest,
     DrainRequest,
     DrainStatusRequest,
+    ForgetRequest,
     ResumeRequest,
     SandboxesRequest,
     StopRequest,
@@ -68,6 +71,10 @@ MODELS: Final[dict[str, type[BaseModel]]] = {
     "agent-delete-request": DeleteRequest,
     "agent-drain-status-request": DrainStatusRequest,
     "agent-resume-request": ResumeRequest,
+    "deletion-record": DeletionRecord,
+    "forget-payload": ForgetPayload,
+    "agent-forget-request": ForgetRequest,
+    "conversation-export": ConversationExport,
     "drain-order": DrainOrder,
     "drain-report": DrainReport,
     "checkpoint-manifest": CheckpointManifest,

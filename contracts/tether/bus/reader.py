@@ -21,7 +21,7 @@ from tether.topology_apply import CONSUMER_NOT_FOUND, STREAM_NOT_FOUND, ApiError
 
 _EOB: Final = 204
 _NOT_FOUND: Final = 404
-_DELETE_FAILED: Final = 10057
+_NOT_DELETED: Final = (10043, 10057)  # of a message that is not there; the second also of one that may not go
 _OWN_HEADERS: Final = frozenset(
     {"Nats-Stream", "Nats-Subject", "Nats-Sequence", "Nats-Time-Stamp", "Nats-Num-Pending", "Nats-Last-Sequence"}
 )
@@ -208,8 +208,7 @@ async def erase(connection: Connection, stream: str, sequence: int) -> bool:
     try:
         await api(connection, f"$JS.API.STREAM.MSG.DELETE.{stream}", {"seq": sequence, "no_erase": False})
     except ApiError as error:
-        # One code for all that can be wrong with it: what is not there is no failure.
-        if error.code != _DELETE_FAILED or await at(connection, stream, sequence) is not None:
+        if error.code not in _NOT_DELETED or await at(connection, stream, sequence) is not None:
             raise error.unavailable() from None
         return False
     return True

@@ -22,6 +22,7 @@ from tether.api import (
     ExecutionView,
 )
 from tether.client.backoff import Backoff
+from tether.client.deleting import DeletionCalls
 from tether.client.items import CaughtUp, ExecutionItem, Item, SnapshotItem
 from tether.client.sandboxes import SandboxCalls
 from tether.client.tracking import ResponseTracker
@@ -54,7 +55,7 @@ _log = structlog.get_logger("tether.client")
 Content = str | Sequence[str | TextContent]
 
 
-class Client(SandboxCalls):
+class Client(SandboxCalls, DeletionCalls):
     """Made by `http`, `nats`, `from_environment` or `from_state`; `async with` closes it.
 
     Calls raise `ProblemError`s: `error.problem.code` says what, `retryable` and `retry_after_s` whether to try again.

@@ -57,7 +57,9 @@ from tether.client.sse import ServerEvent, SseParser, StreamDamagedError
 from tether.client.stream_state import StreamReader
 from tether.client.transport import FollowOptions
 from tether.client.types import Answer, Message, Submission
+from tether.deletion import DeletionView
 from tether.errors import Code, InvalidError, Problem, ProblemError, QuotaExceededError, error_of, problem
+from tether.export_format import ExportFormat
 from tether.limits import ADMISSION_WAIT_S, CONTROL_REPLY_S, MIB, SSE_HEARTBEAT_S
 from tether.prompt import invalid
 from tether.quarantine import QuarantineList
@@ -256,6 +258,26 @@ class HttpTransport:
     async def resume(self, workspace: str) -> ResumeView:
         return await self._ask(ResumeView, "POST", f"/v1/sandboxes/{workspace}/resume")
 
+    # --- deletion, export ---
+
+    async def begin_deletion(self, conversation: str, deletion: str, force: bool) -> DeletionView:
+        query = {"deletion_id": deletion, "force": "true" if force else "false"}
+        return await self._ask(DeletionView, "DELETE", f"/v1/conversations/{conversation}", query=query)
+
+    async def deletion(self, conversation: str) -> DeletionView:
+        return await self._ask(DeletionView, "GET", f"/v1/conversations/{conversation}/deletion")
+
+    async def export(self, conversation: str, kind: ExportFormat) -> AsyncGenerator[bytes, None]:
+        path = f"/v1/conversations/{conversation}/export"
+        try:
+            async with self._client.stream("GET", path, params={"format": kind}) as answer:
+                if answer.status_code != 200:
+                    raise error_of(problem_of(answer.status_code, await _bounded(answer)))
+                async for chunk in answer.aiter_bytes():
+                    yield chunk
+        except httpx2.TransportError as error:
+            raise _unreachable(self._url, error) from None
+
     # --- the event stream ---
 
     async def follow(self, conversation: str, options: FollowOptions) -> AsyncGenerator[Item, None]:
@@ -344,6 +366,9 @@ def _take(reader: StreamReader, event: ServerEvent) -> list[Item]:
             case name if name == FRAME_LIVE:
                 return reader.live(event.id)
             case name if name == FRAME_PROBLEM:
+                what = Problem.model_validate_json(event.data)
+                if what.code is Code.CONVERSATION_DELETED:
+                    raise ProblemError(what)
                 return reader.problem(event.data, event.id if event.own_id else None)
             case name if name == FRAME_SNAPSHOT:
                 return reader.snapshot(event.data, event.id)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeVar
@@ -28,7 +29,7 @@ from tether.api_sandboxes import DrainRequest, DrainView, Purpose, ResumeView, S
 from tether.client.backoff import of_connection
 from tether.client.durable import DurableFollower
 from tether.client.follow import Follower, Where, decode_cursor
-from tether.client.items import Item
+from tether.client.items import ConversationItem, Item
 from tether.client.nats_records import Records
 from tether.client.transport import FollowOptions
 from tether.client.types import Answer, Message, Submission
@@ -36,6 +37,7 @@ from tether.client.views import active_view, answer_control, execution_view, his
 from tether.control import AnswerPayload, ControlReply, ControlRequest, Verb
 from tether.control_lease import ControlLeases
 from tether.cursor import Cursor
+from tether.deletion import DeletionRecord, DeletionView, begin_deletion, check_not_deleted, deletion_of
 from tether.errors import (
     BusError,
     BusUnavailableError,
@@ -48,6 +50,8 @@ from tether.errors import (
     error_of,
     problem,
 )
+from tether.events import CONVERSATION_DELETED
+from tether.export_format import ExportFormat
 from tether.ids import check_token, default_workspace
 from tether.limits import ADMISSION_WAIT_S
 from tether.ports import Bus
@@ -128,6 +132,7 @@ class NatsTransport:
     async def _submit(self, message: Message, patience_s: float) -> Submission:
         records = await self._records()
         deadline_s = _now_s() + patience_s
+        await _patient(lambda: check_not_deleted(records.bus, self.tenant, message.conversation), deadline_s)
         known = await _patient(lambda: records.workspace(message.conversation), deadline_s)
         before = await _patient(records.end, deadline_s)
         prompt = self._prompt(message, known)
@@ -209,7 +214,9 @@ class NatsTransport:
 
     async def follow(self, conversation: str, options: FollowOptions) -> AsyncGenerator[Item, None]:
         records = await _told(self._records())
-        workspace = await _told(_patient(lambda: records.workspace(conversation), _deadline_s(options.patience_s)))
+        deadline_s = _deadline_s(options.patience_s)
+        await _told(_patient(lambda: check_not_deleted(records.bus, self.tenant, conversation), deadline_s))
+        workspace = await _told(_patient(lambda: records.workspace(conversation), deadline_s))
         # Before the first prompt is admitted nobody knows the workspace; the conversation's id is the tenant's.
         where = Where(self.tenant, workspace or subjects.ANY_WORKSPACE, conversation)
         cursor = decode_cursor(options.cursor, where)
@@ -219,6 +226,10 @@ class NatsTransport:
             items = Follower(records.bus, where, cursor, records.beyond_log, patience_s=options.patience_s).run()
         try:
             async for item in items:
+                if isinstance(item, ConversationItem) and item.event.type == CONVERSATION_DELETED:
+                    # A sandbox may write that, too: the record counts.
+                    await check_not_deleted(records.bus, self.tenant, conversation)
+                    continue
                 yield item
         except BusError as error:
             raise of_bus(error) from None
@@ -447,6 +458,34 @@ class NatsTransport:
 
     async def resume(self, workspace: str) -> ResumeView:
         return await self._of_sandbox(lambda bus: sandbox_asking.resume(bus, self.tenant, workspace))
+
+    async def begin_deletion(self, conversation: str, deletion: str, force: bool) -> DeletionView:
+        async def begin() -> DeletionView:
+            record = await begin_deletion(
+                await self._bus(),
+                self.tenant,
+                conversation,
+                deletion=deletion,
+                force=force,
+                by="",
+                now_ms=time.time_ns() // 1_000_000,
+            )
+            return DeletionView.of(record)
+
+        return await _told(begin())
+
+    async def deletion(self, conversation: str) -> DeletionView:
+        record = await _told(self._deletion(conversation))
+        if record is None:
+            raise ProblemError(problem(Code.NOT_FOUND, "conversation: no deletion of it is known"))
+        return DeletionView.of(record)
+
+    async def _deletion(self, conversation: str) -> DeletionRecord | None:
+        return await deletion_of(await self._bus(), self.tenant, conversation)
+
+    async def export(self, conversation: str, kind: ExportFormat) -> AsyncGenerator[bytes, None]:
+        raise InvalidError("format", "exports are made of a backend's rows: use a client over HTTP")
+        yield b""
 
     async def _of_sandbox(self, ask: Callable[[Bus], Awaitable[T]]) -> T:
         """Asked again while no agent service answers, as over HTTP: the same id joins."""

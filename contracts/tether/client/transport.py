@@ -17,6 +17,8 @@ from tether.api import (
 from tether.api_sandboxes import DrainRequest, DrainView, Purpose, ResumeView, SandboxList, SandboxView
 from tether.client.items import Item
 from tether.client.types import Answer, Message, Submission
+from tether.deletion import DeletionView
+from tether.export_format import ExportFormat
 from tether.quarantine import QuarantineList
 
 
@@ -69,5 +71,11 @@ class Transport(Protocol):
     async def drain_status(self, workspace: str, drain: str) -> DrainView: ...
 
     async def resume(self, workspace: str) -> ResumeView: ...
+
+    async def begin_deletion(self, conversation: str, deletion: str, force: bool) -> DeletionView: ...
+
+    async def deletion(self, conversation: str) -> DeletionView: ...
+
+    def export(self, conversation: str, kind: ExportFormat) -> AsyncGenerator[bytes, None]: ...
 
     async def close(self) -> None: ...

@@ -230,6 +230,17 @@ class LogConformance(ConformanceBase):
         assert await bus.purge(log, subject) == 2
         assert await bus.last(log, self.event(harness, "e2")) is not None
 
+    async def test_an_erased_message_is_gone_and_its_neighbours_keep_their_places(self, harness: Harness) -> None:
+        bus, log, subject = harness.bus, self.log(harness), self.event(harness)
+        sequences = [(await bus.publish(subject, b"%d" % n)).sequence for n in range(3)]
+        assert await bus.erase(log, sequences[1])
+        assert await bus.at(log, sequences[1]) is None
+        left = [message.sequence for message in await bus.read(log, sequences[0] - 1, subject)]
+        assert left == [sequences[0], sequences[2]]
+        assert not await bus.erase(log, sequences[1]), "what is not there is no failure"
+        assert not await bus.erase(log, sequences[2] + 1_000_000)
+        assert (await bus.publish(subject, b"3", expect_last=sequences[2])).sequence > sequences[2]
+
     async def test_size_limits_count_bytes_alike_and_drop_the_oldest(self, harness: Harness) -> None:
         name, subject = f"SIZE_{harness.tenant}", f"size.{harness.tenant}"
         spec = topology.StreamSpec(

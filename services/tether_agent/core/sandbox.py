@@ -146,6 +146,14 @@ class Deleted:
     at: int
 
 
+@dataclass(frozen=True, slots=True)
+class ConversationForgotten:
+    """The conversation is deleted: reports name it no more."""
+
+    conversation: str
+    at: int
+
+
 SandboxInput = (
     Wanted
     | Woken
@@ -159,6 +167,7 @@ SandboxInput = (
     | ComputeEnded
     | DeleteOrdered
     | Deleted
+    | ConversationForgotten
 )
 
 
@@ -219,8 +228,32 @@ def decide(record: SandboxRecord | None, event: SandboxInput) -> Decision:
             return _delete_ordered(record, event)
         case Deleted():
             return Remove() if record is not None and record.state == "deleting" else Keep()
+        case ConversationForgotten():
+            return _forgotten(record, event)
         case _:
             assert_never(event)
+
+
+def _forgotten(record: SandboxRecord | None, event: ConversationForgotten) -> Decision:
+    if record is None:
+        return Keep()
+    if record.state in ("draining", "deleting"):
+        return Wait(f"the sandbox is {record.state}")
+    drained = None if record.drained is None else _without(record.drained, event.conversation)
+    failed = tuple(_without(report, event.conversation) for report in record.failed)
+    if (drained, failed) == (record.drained, record.failed):
+        return Keep()
+    return Write(record.model_copy(update={"drained": drained, "failed": failed, "updated_at": event.at}))
+
+
+def _without(report: DrainReport, conversation: str) -> DrainReport:
+    kept = tuple(one for one in report.executions if one.target.conversation != conversation)
+    reference = report.checkpoint
+    if reference is not None:
+        others = tuple(one for one in reference.executions if one.target.conversation != conversation)
+        may_use = {name: generation for name, generation in reference.may_use.items() if name != conversation}
+        reference = reference.model_copy(update={"executions": others, "may_use": may_use})
+    return report.model_copy(update={"executions": kept, "checkpoint": reference})
 
 
 def joins(record: SandboxRecord, drain: str) -> bool:

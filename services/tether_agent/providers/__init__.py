@@ -11,6 +11,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from tether.deletion import ForgetPayload, Forgotten
 from tether.errors import Problem
 
 
@@ -122,6 +123,11 @@ class Provider(Protocol):
         ...
 
     async def stop_all(self) -> Sequence[Stopped]: ...
+
+    async def forget(self, tenant: str, workspace: str, payload: ForgetPayload) -> Forgotten:
+        """Delete what the workspace's volume has of a conversation, where no collector holds it and it is to be reached
+        from here; else the answer says what that waits for. Idempotent."""
+        ...
 
     def statuses(self) -> Sequence[Status]: ...
 

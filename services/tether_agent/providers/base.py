@@ -25,6 +25,7 @@ from typing import Any, Final, Generic, TypeVar
 import structlog
 
 from tether import subjects, tracing
+from tether.deletion import ForgetPayload, Forgotten
 from tether.errors import BusError, Code, Problem, problem
 from tether.kv import Bucket
 from tether.ports import Bus
@@ -273,6 +274,10 @@ class BaseProvider(ABC, Generic[F, S]):
         except NotReadyError as error:
             _log.error("sandbox_not_stopped", tenant=tenant, workspace=workspace, reason=str(error))
             return None
+
+    async def forget(self, tenant: str, workspace: str, payload: ForgetPayload) -> Forgotten:
+        """The volume is not to be reached without a sandbox over it."""
+        return Forgotten(clean=False, pending_on="it is deleted when the workspace's sandbox runs next")
 
     def statuses(self) -> Sequence[Status]:
         found = []

@@ -35,6 +35,7 @@ from typing import Any, Final
 import structlog
 
 from tether import failpoints
+from tether.deletion import ForgetPayload, Forgotten
 from tether.errors import BusError, Problem
 from tether.ports import Bus
 from tether.processes import machine_boot
@@ -58,6 +59,7 @@ from tether_agent.providers import lost as lost_executions
 from tether_agent.providers.base import BaseProvider, Sandbox, hopeless, refusal
 from tether_agent.providers.collector_environment import collector_environment, environment_file
 from tether_agent.providers.collector_process import CollectorProcess
+from tether_agent.providers.forgetting import forget_on_volume
 from tether_agent.providers.sandbox_file import SandboxFile
 
 COLLECTOR: Final = (sys.executable, "-P", "-m", "tether_collector")
@@ -213,6 +215,22 @@ class LocalProvider(BaseProvider[SandboxFile, _Sandbox]):
         if sandbox is None or sandbox.file is None:
             return None
         return await asyncio.to_thread(drained.read_manifest, Path(sandbox.file.directory), checkpoint)
+
+    async def forget(self, tenant: str, workspace: str, payload: ForgetPayload) -> Forgotten:
+        assert self._workspaces is not None, "the provider does not run"
+        sandbox = self._sandbox(tenant, workspace)
+        async with sandbox.lock:  # nothing is started over the volume meanwhile
+            if sandbox.alive:
+                return Forgotten(clean=False, pending_on="its collector holds it, and does not answer yet")
+            if sandbox.file is not None and not sandbox_file.volume_there(sandbox.file):
+                return Forgotten(clean=False, pending_on="the volume is away")
+            try:
+                directory = self._workspaces.existing(tenant, workspace)
+            except ProvisionError as error:
+                return Forgotten(clean=False, pending_on=error.problem.detail)
+            if directory is None:
+                return Forgotten(clean=True)
+            return await forget_on_volume(directory, payload)
 
     async def _replace(self, sandbox: _Sandbox) -> None:
         sandbox.refused = None

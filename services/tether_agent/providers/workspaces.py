@@ -104,6 +104,14 @@ class Workspaces:
         named = f"{tenant}.{workspace}" in self._mapped
         return self.directory(tenant, workspace) if named else None
 
+    def existing(self, tenant: str, workspace: str) -> Path | None:
+        """The workspace's directory, where there is one. Raises ProvisionError where it cannot be used."""
+        mapped = self.mapped(tenant, workspace)
+        if mapped is not None:
+            return mapped
+        directory = self._root / check_token(tenant, "tenant") / check_token(workspace, "workspace")
+        return self.directory(tenant, workspace) if directory.is_dir() else None
+
     def directory(self, tenant: str, workspace: str) -> Path:
         """The workspace's directory, made if it is one of ours. Raises ProvisionError."""
         mapped = self._mapped.get(f"{tenant}.{workspace}")

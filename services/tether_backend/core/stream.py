@@ -315,6 +315,12 @@ class ReaderView:
             until=self.until.text, cursor=self.encoded_cursor, response=self.until.response, outcome=outcome
         )
 
+    def finish_deleted(self, cursor: Cursor) -> None:
+        """The conversation was deleted, which was told: nothing follows."""
+        self.cursor = cursor
+        until = None if self.until is None else self.until.text
+        self.end = StreamEnd(until=until or "", cursor=self.encoded_cursor, outcome="deleted")
+
     def finish_idle(self) -> None:
         """The conversation has no active execution (the shell asked), and everything has been told."""
         self._finish(self.cursor, None)

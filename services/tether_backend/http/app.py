@@ -9,8 +9,10 @@ from starlette.types import ASGIApp
 
 from tether_backend.http import (
     conversations,
+    deletions,
     errors,
     executions,
+    export,
     messages,
     openapi,
     openapi_routes,
@@ -42,7 +44,19 @@ def build(deps: Deps | None) -> FastAPI:
     )
     app.state.deps = deps
     errors.install(app)
-    for module in (messages, conversations, executions, sandboxes, quarantine, operations, web, webhooks, ws):
+    for module in (
+        messages,
+        conversations,
+        deletions,
+        executions,
+        export,
+        sandboxes,
+        quarantine,
+        operations,
+        web,
+        webhooks,
+        ws,
+    ):
         app.include_router(module.router)
     openapi.install(app, openapi_routes.routes, openapi_routes.ABOUT)
     return app

@@ -19,6 +19,7 @@ from tether.api import (
     ConversationList,
 )
 from tether.control import AnswerPayload
+from tether.deletion import check_not_deleted
 from tether.errors import Code, FieldProblem, InvalidError, ProblemError, problem
 from tether_backend.core.stream import SSE
 from tether_backend.http.controls import find_target, send
@@ -58,6 +59,7 @@ async def get_conversation(
     before: Annotated[int | None, Query(ge=1, le=2**62)] = None,
 ) -> Any:
     """One page of history, the newest first to be asked."""
+    await check_not_deleted(deps.bus, who.tenant, conversation)
     proven(deps, who.tenant)
     history = await history_page(deps, who.tenant, conversation, before, limit)
     empty = not (history.messages or history.responses or history.failures or history.executions)
@@ -108,6 +110,7 @@ async def answer(conversation: ConversationId, interaction: str, request: Reques
     if not 1 <= len(interaction) <= INTERACTION_CHARS_MAX:
         raise InvalidError("path.interaction", f"must be 1 to {INTERACTION_CHARS_MAX} characters")
     body = await body_of(request, AnswerRequest)
+    await check_not_deleted(deps.bus, who.tenant, conversation)
     return await give(deps, who.tenant, conversation, interaction, body, control_id_of(request, body.control_id))
 
 

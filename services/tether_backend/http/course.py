@@ -29,6 +29,7 @@ from tether import subjects
 from tether.api import PAGE_DEFAULT, ConversationHistory
 from tether.cursor import Cursor, Standing
 from tether.cursor import judge as judge_cursor
+from tether.deletion import DeletionRecord, check_not_deleted, deleted_problem, deletion_of
 from tether.errors import BusError, Code, Problem, ProblemError, problem
 from tether.events import ConversationEvent
 from tether.failpoints import failpoint
@@ -120,6 +121,7 @@ async def open_stream(
     at = Cursor.beginning() if not cursor else Cursor.decode(cursor, tenant, conversation)
     if not deps.bus.connected or not deps.feeds[tenant].ready.is_set():
         raise ProblemError(problem(Code.RUNTIME_UNAVAILABLE, "the log cannot be read yet", retry_after_s=1.0))
+    await check_not_deleted(deps.bus, tenant, conversation)
     found, state = await standing(deps.bus, subjects.events_stream(tenant), at)
     if found is not Standing.CURRENT:
         proven(deps, tenant)
@@ -394,7 +396,8 @@ class Course:
 
     async def _take(self, message: LogMessage) -> None:
         """Put what the message adds. A hole that the snapshot does not fill has been told as a gap."""
-        found = self._view.take(message)
+        view = self._view
+        found = view.take(message)
         if isinstance(found, Hole):
             _log.warning("reader_hole", execution=found.execution, first=found.first, last=found.last)
             await self._fill(found)
@@ -403,9 +406,22 @@ class Course:
                 self._view.accept(found)
                 found = self._view.take(message)
         assert not isinstance(found, Hole)
+        if (record := await self._deleted(message)) is not None:
+            view.finish_deleted(message.cursor(1))
+            self._put(view.problem_frame(deleted_problem(record)))
+            return
         self._put(found.data)
         if self._repaired(message):
             await self._refresh()
+
+    async def _deleted(self, message: LogMessage) -> DeletionRecord | None:
+        """The conversation's deletion, where the message tells of it and it is so: a sandbox may write that, too."""
+        event = message.content
+        if not isinstance(event, ConversationEvent) or event.type != ev.CONVERSATION_DELETED:
+            return None
+        record = await deletion_of(self._deps.bus, self._view.tenant, self._view.conversation)
+        named = record is not None and record.bars and record.deletion == event.body.get("deletion")
+        return record if named else None
 
     def _repaired(self, message: LogMessage) -> bool:
         """What this reader was told to be missing is there again: it is shown at once."""

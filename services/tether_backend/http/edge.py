@@ -191,7 +191,7 @@ class Edge:
         await self._app(scope, receive, send)
 
     def _count(self, scope: Scope, watched: _Watched) -> None:
-        path = getattr(scope.get("route"), "path", None) or "unknown"
+        path = getattr(scope.get("route"), "path_format", None) or "unknown"
         method = scope.get("method", "WS")  # a WebSocket's handshake has none
         if method not in _METHODS:
             method = "other"

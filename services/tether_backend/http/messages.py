@@ -19,6 +19,7 @@ from starlette.responses import Response
 from tether import agent_args, subjects, tracing
 from tether.api import MessageAccepted, MessageRequest
 from tether.cursor import Cursor
+from tether.deletion import check_not_deleted
 from tether.errors import BusUnavailableError, InvalidError, ProblemError, UndecidedError
 from tether.ids import default_workspace
 from tether.limits import ADMISSION_WAIT_S
@@ -55,6 +56,7 @@ async def post_message(conversation: ConversationId, request: Request, who: Who,
 
 async def submit(deps: Deps, who: Principal, conversation: str, body: MessageRequest) -> Response:
     """202. Raises ProblemError, BusError."""
+    await check_not_deleted(deps.bus, who.tenant, conversation)
     prompt = await _prompt(deps.runtime, who.tenant, who.name, conversation, body)
     feed = deps.feeds[who.tenant]
     before = Cursor.after(feed.position, feed.stored_at_ns) if feed.stored_at_ns else Cursor.beginning()

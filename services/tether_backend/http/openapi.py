@@ -67,7 +67,8 @@ class Body:
 @dataclass(frozen=True, slots=True)
 class Answer:
     """One status that is no problem. `frames`: SSE or WebSocket frames by name, with the model of their data (None:
-    an empty object). `asks`: what a WebSocket's client may ask, by `op`, with the model of its body."""
+    an empty object). `asks`: what a WebSocket's client may ask, by `op`, with the model of its body. `others`: the same
+    as text of another type, with an example."""
 
     description: str
     model: type[BaseModel] | None = None
@@ -77,6 +78,7 @@ class Answer:
     frames: Mapping[str, type[BaseModel] | None] = field(default_factory=dict)
     asks: Mapping[str, type[BaseModel]] = field(default_factory=dict)
     schema: Mapping[str, Any] | None = None
+    others: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,6 +277,9 @@ def _answer(answer: Answer, models: _Models) -> Json:
         content["x-asks"] = {op: models.ref(model, "validation") for op, model in answer.asks.items()}
     if content:
         made["content"] = {answer.media: content}
+    for media, example in answer.others.items():
+        told = {"schema": {"type": "string"}, "examples": {"text": {"value": example}}}
+        made.setdefault("content", {})[media] = told
     return made
 
 

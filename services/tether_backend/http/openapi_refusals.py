@@ -96,6 +96,13 @@ SEVERAL_ASK: Final = Refusal.of(
     field="execution",
 )
 NO_CONVERSATION: Final = Refusal.of("no_conversation", Code.NOT_FOUND, "conversation: there is none of this id")
+DELETED: Final = Refusal.of(
+    "deleted",
+    Code.CONVERSATION_DELETED,
+    "conversation: it was deleted; use another id",
+    deletion="del_5f0c7d1e2a3b",
+    free_at=1_767_312_000_000,
+)
 NO_EXECUTION: Final = Refusal.of("no_execution", Code.NOT_FOUND, "execution: there is none of this id")
 NO_INTERACTION: Final = Refusal.of(
     "no_interaction", Code.NOT_FOUND, "interaction: the conversation has none of this id"
@@ -258,6 +265,7 @@ BAD_TICKET: Final = Refusal.of(
     "bad_ticket", Code.UNAUTHENTICATED, "ticket: must be one that was given for this conversation, unchanged"
 )
 NO_FILE: Final = Refusal.of("no_file", Code.NOT_FOUND, "file: the page has none of this name")
+BAD_PATH: Final = Refusal.of("bad_path", Code.INVALID, "path: must not have an encoded slash", field="path")
 UNDECIDED: Final = Refusal.of(
     "undecided",
     Code.RUNTIME_UNAVAILABLE,

@@ -60,6 +60,7 @@ from tether.limits import (
 from tether_backend.http import openapi_examples as ex
 from tether_backend.http import openapi_refusals as no
 from tether_backend.http.openapi import Answer, Body, Parameter, Route
+from tether_backend.http.openapi_deletions import DELETION_ROUTES
 from tether_backend.http.openapi_quarantine import QUARANTINE_ROUTES
 from tether_backend.http.openapi_sandboxes import SANDBOX_ROUTES
 from tether_backend.http.openapi_webhooks import WEBHOOK_ROUTES
@@ -96,6 +97,7 @@ TICKET: Final = Parameter(
 _STREAM: Final = (
     *(no.BAD_TICKET, no.BAD_ID, no.BAD_CURSOR, no.BAD_UNTIL, no.NO_LOG, no.NOT_BOUND, no.NO_BUS, no.NO_DATABASE),
     no.TOO_MANY_READERS,
+    no.DELETED,
 )
 _FRAMES: Final[Mapping[str, type[BaseModel]]] = {
     FRAME_OPEN: StreamOpen,
@@ -133,7 +135,16 @@ CONVERSATION_ROUTES: Final[Mapping[str, Route]] = {
         "One page of messages, responses, executions and their items, the newest page first. `cursor` was taken before "
         "the rows were read: follow the events from it and drop what `executions[].applied` already contains.",
         {200: Answer("One page", ConversationHistory, {"answered": ex.json_of(ex.HISTORY)})},
-        (*no.EDGE, no.BAD_ID, no.BAD_LIMIT, no.NO_CONVERSATION, no.NOT_BOUND, no.NO_BUS, no.NO_DATABASE),
+        (
+            *no.EDGE,
+            no.BAD_ID,
+            no.BAD_LIMIT,
+            no.NO_CONVERSATION,
+            no.DELETED,
+            no.NOT_BOUND,
+            no.NO_BUS,
+            no.NO_DATABASE,
+        ),
         {
             "conversation": CONVERSATION,
             "limit": Parameter("At most so many messages and responses.", 20),
@@ -165,6 +176,7 @@ CONVERSATION_ROUTES: Final[Mapping[str, Route]] = {
             no.BAD_ID,
             no.BAD_BODY,
             no.BAD_WORKSPACE,
+            no.DELETED,
             no.CONFLICT,
             no.NOTHING_ACTIVE,
             no.BUSY,
@@ -215,7 +227,7 @@ CONVERSATION_ROUTES: Final[Mapping[str, Route]] = {
         "- Frames without a name are events; `replay` is true up to the stream's end as of the connect, then comes "
         "`live`.\n"
         "- `problem` (CURSOR_POSITION_CHANGED, RETENTION_GAP) says that the cursor does not lead on or that events are "
-        "gone; the `snapshot` after it replaces what the reader knew.\n"
+        "gone; the `snapshot` after it replaces what the reader knew. After CONVERSATION_DELETED comes `end`.\n"
         "- `end`: what `until` asked for has come. A reconnect after it gets 204, so an `EventSource` stops.\n"
         f"- Comments (`: hb`) come after {SSE_HEARTBEAT_S:g} s of silence. A reader that is too slow is cut with its "
         "cursor good.\n\n"
@@ -519,7 +531,7 @@ PAGE_ROUTES: Final[Mapping[str, Route]] = {
             200: Answer("The file, in its own type", media="*/*", schema={"type": "string"}, headers=_PAGE_HEADERS),
             304: Answer("`If-None-Match` names this version"),
         },
-        (no.UNAUTHENTICATED, no.FORBIDDEN_HOST, no.NO_FILE, no.FAILED),
+        (no.UNAUTHENTICATED, no.FORBIDDEN_HOST, no.NO_FILE, no.BAD_PATH, no.FAILED),
         {"file": Parameter("The file's name.", "app.js", place="path")},
         is_open=True,
     ),
@@ -530,6 +542,7 @@ def routes() -> Mapping[str, Route]:
     """By method and path."""
     return {
         **CONVERSATION_ROUTES,
+        **DELETION_ROUTES,
         **EXECUTION_ROUTES,
         **SANDBOX_ROUTES,
         **OPERATION_ROUTES,

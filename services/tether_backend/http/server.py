@@ -121,6 +121,14 @@ class Protocol(HttpToolsProtocol):
             self._request_timer = None
 
 
+def _is_utf8(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
 _quiet: Final = logging.getLogger("tether.websocket")
 _quiet.setLevel(logging.WARNING)
 
@@ -189,6 +197,10 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         self._message += event.data
         if event.fin:
             self.frames, self._message = [bytes(self._message)], bytearray()
+            if self.curr_msg_data_type == "text" and not self.close_sent and not _is_utf8(self.frames[0]):
+                self.conn.send_close(1007)  # uvicorn does so as well, and tells of it as of a failure of ours
+                self.handle_parser_exception()
+                return
             self.send_receive_event_to_app()
 
     def handle_connect(self, event: Request) -> None:

@@ -75,7 +75,7 @@ class _Begun:
             return
         self._is_told = True
         method = self._scope.get("method", "WS")
-        route = getattr(self._scope.get("route"), "path", None) or "unknown"
+        route = getattr(self._scope.get("route"), "path_format", None) or "unknown"  # without convertors
         self.span.name(f"{method} {route}")
         self.span.set(method=method, route=route, opened=opened)
         if opened is not None:

@@ -102,6 +102,20 @@ class Database:
             return False
         return True
 
+    async def emptied_log(self) -> bool:
+        """Write SQLite's write-ahead log into the file and empty it; False where a reader was in the way. PostgreSQL
+        keeps its own log, and reuses what rows held after its own vacuum: True."""
+        if self._postgres:
+            return True
+        async with self.engine.connect() as connection:
+            raw = await connection.get_raw_connection()
+            driver = raw.driver_connection
+            assert driver is not None
+            cursor = await driver.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            row = await cursor.fetchone()
+            await cursor.close()
+        return row is not None and row[0] == 0
+
     async def close(self) -> None:
         await self.engine.dispose()
 
@@ -118,6 +132,7 @@ def _configure_sqlite(engine: AsyncEngine) -> None:
         cursor.execute("PRAGMA journal_mode=WAL")
         cursor.execute("PRAGMA synchronous=NORMAL")
         cursor.execute(f"PRAGMA busy_timeout={_BUSY_MS}")
+        cursor.execute("PRAGMA secure_delete=ON")  # what was deleted is not in the file's free pages
         cursor.close()
 
     @sa.event.listens_for(engine.sync_engine, "begin")

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import sqlalchemy as sa
@@ -25,9 +25,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from tether import events as ev
 from tether import subjects
-from tether.cursor import tag_of
 from tether.events import ConversationEvent
-from tether.fold import Applied, ExecutionFold, ExecutionState
+from tether.fold import ExecutionState
 from tether.frame_rules import Refusal
 from tether.frames import Frame
 from tether.merge import Merged, merge, own_gaps
@@ -39,6 +38,7 @@ from tether_backend.core.stream import LogMessage, decode
 from tether_backend.metrics import Metrics
 from tether_backend.screen import Screen, refuse
 from tether_backend.store import recovery, schema
+from tether_backend.store.deletions import Deletions, Tombstone, is_deletion
 from tether_backend.store.engine import Database
 
 _log = structlog.get_logger("tether.projection")
@@ -67,6 +67,8 @@ class ProjectionWriter:
         self._stream = subjects.events_stream(tenant)
         self._touch = _touch_statement(database)
         self.screen = Screen(bus, database, tenant)
+        self._deletions = Deletions(bus, database, tenant)
+        self._stones: Mapping[str, Tombstone] = {}  # of the batch that is being written
         self._builders = Kept() if kept is None else kept
         self._lock = asyncio.Lock()  # a repair never falls between the parts of a batch
         self._committed: int | None = None  # the number that rows of this process stand at
@@ -103,14 +105,14 @@ class ProjectionWriter:
         None where the snapshot and the log together reach less far than the rows. Raises SupersededError,
         SQLAlchemyError, BusError."""
         async with self._lock:
-            state = await self._with_suffix(address, snapshot)
+            state = await recovery.with_suffix(self._bus, self._stream, address, snapshot)
             async with self._database.write() as connection:
                 await self._still_mine(connection)
                 head = (await self._applied(connection, [address.execution])).get(address.execution)
                 rows = Builder(address) if head is None else await self._load(connection, address)
                 mine = rows.fold.freeze()
                 merged = merge(mine, state)
-                if state.applied < mine.applied:
+                if state.applied < mine.applied or await self._deletions.bars_now(connection, address.conversation):
                     return None
                 if not merged.changed and own_gaps(mine):
                     return merged
@@ -125,23 +127,6 @@ class ProjectionWriter:
                     await recovery.settle(connection, self._tenant, address.execution, note)
             self._builders.drop(address.execution)
             return merged
-
-    async def _with_suffix(self, address: EventAddress, snapshot: Snapshot) -> ExecutionState:
-        """The snapshot and every event after it that the log has in order."""
-        fold = ExecutionFold(snapshot.state)
-        mark = snapshot.watermark
-        at = await self._bus.at(self._stream, mark.sequence) if mark.sequence else None
-        # Position is not identity: of another stream the log is read from its beginning, and trimmed by ordinal.
-        after = mark.sequence if at is not None and tag_of(at.stored_at_ns) == mark.tag else 0
-        while True:
-            batch = await self._bus.read(self._stream, after, address.subject)
-            for stored in batch:
-                after = stored.sequence
-                frame = decode(stored.subject, stored.sequence, stored.stored_at_ns, stored.data).content
-                if isinstance(frame, Frame) and any(fold.apply(event) is Applied.HOLE for event in frame.events):
-                    return fold.freeze()
-            if not batch and await self._bus.next_after(self._stream, after, address.subject) is None:
-                return fold.freeze()
 
     async def _still_mine(self, connection: AsyncConnection) -> None:
         """Locks other projectors out until the transaction ends, as a batch does."""
@@ -164,12 +149,17 @@ class ProjectionWriter:
         applying it (an ordinal that lies, something behind the end, a bound) has a `refusal` afterwards.
         Raises SupersededError, SQLAlchemyError, BusError."""
         async with self._lock:
-            await self._commit(number, [one for one in messages if one.refusal not in _OUTSIDE])
+            await self._commit(number, [one for one in messages if one.refusal not in _OUTSIDE or is_deletion(one)])
 
-    async def _commit(self, number: int, messages: Sequence[LogMessage]) -> None:
+    async def _commit(self, number: int, delivered: Sequence[LogMessage]) -> None:
         try:
+            sifted = await self._deletions.sift(delivered)
+            self._stones, messages = sifted.known, sifted.messages
+            if sifted.fresh:
+                self.forget()
             async with self._database.write() as connection:
                 await self._bump(connection, number)
+                await self._deletions.write(connection, sifted.fresh)
                 await self._conversations(connection, [one for one in messages if one.address.conversation_level])
                 busy = await self._executions(
                     connection, [one for one in messages if not one.address.conversation_level]
@@ -178,6 +168,7 @@ class ProjectionWriter:
             self.forget()
             raise
         self._committed = number
+        await self._deletions.clean()
         for builder in busy:
             self._builders.put(builder)
         self._builders.trim({builder.address.execution for builder in busy})
@@ -400,7 +391,12 @@ class ProjectionWriter:
                 break
             after = batch[-1].sequence
         await self.screen.notes(messages.values())  # those that were read here, too
-        ordered = [messages[sequence] for sequence in sorted(messages)]
+        stone = self._stones.get(address.conversation)
+        ordered = [
+            one
+            for one in (messages[sequence] for sequence in sorted(messages))
+            if not is_deletion(one) and not (stone is not None and stone.bars(one.stored_at_ns))
+        ]
         believed = (one.content for one in ordered if one.refusal is None)
         readable = [event for event in believed if isinstance(event, ConversationEvent)]
         self._metrics.unreadable.inc(len(ordered) - len(readable))

@@ -15,10 +15,16 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from tether import events as ev
+from tether.cursor import tag_of
+from tether.fold import Applied, ExecutionFold, ExecutionState
+from tether.frames import Frame
 from tether.merge import Merged
+from tether.ports import Bus
+from tether.snapshot import Snapshot
 from tether.subjects import EventAddress
 from tether_backend.core.projection import ExecutionChange
 from tether_backend.core.recovery import Why
+from tether_backend.core.stream import decode
 from tether_backend.store import schema
 from tether_backend.store.engine import Database
 
@@ -205,3 +211,21 @@ class Recoveries:
         async with self._database.write() as connection:
             await connection.execute(sa.delete(table).where(mine, table.c.mark == mark))
             await connection.execute(sa.update(table).where(mine).values(note=None))
+
+
+async def with_suffix(bus: Bus, stream: str, address: EventAddress, snapshot: Snapshot) -> ExecutionState:
+    """The snapshot and every event after it that the log has in order."""
+    fold = ExecutionFold(snapshot.state)
+    mark = snapshot.watermark
+    at = await bus.at(stream, mark.sequence) if mark.sequence else None
+    # Position is not identity: of another stream the log is read from its beginning, and trimmed by ordinal.
+    after = mark.sequence if at is not None and tag_of(at.stored_at_ns) == mark.tag else 0
+    while True:
+        batch = await bus.read(stream, after, address.subject)
+        for stored in batch:
+            after = stored.sequence
+            frame = decode(stored.subject, stored.sequence, stored.stored_at_ns, stored.data).content
+            if isinstance(frame, Frame) and any(fold.apply(event) is Applied.HOLE for event in frame.events):
+                return fold.freeze()
+        if not batch and await bus.next_after(stream, after, address.subject) is None:
+            return fold.freeze()

@@ -167,3 +167,13 @@ usage: Final = Table(
     Column("model", String(256)),
     Index("usage_conversation", "tenant", "conversation"),
 )
+
+deletions: Final = Table(
+    "deletions",
+    METADATA,
+    _tenant(),
+    Column("conversation", String(_TOKEN), primary_key=True),
+    Column("deletion", String(_TOKEN), nullable=False),
+    Column("until", BigInteger, nullable=False),
+    Column("at", BigInteger, nullable=False),
+)

@@ -66,10 +66,52 @@ export class ConversationView {
     this.bar = this.buildBar();
     this.composer = new Composer(this);
     this.node = h("div", { class: "conversation" },
-      h("header", { class: "head" }, h("a", { class: "back", href: "#/" }, "← All"), this.title, this.detail, this.sleep),
+      h("header", { class: "head" }, h("a", { class: "back", href: "#/" }, "← All"), this.title, this.detail, this.sleep, this.buildKeeping()),
       this.log, h("div", { class: "foot" }, this.below, h("div", { class: "inner" }, this.bar.node, this.composer.node)));
     this.observer = new ResizeObserver(() => this.atEnd && this.toEnd());
     this.observer.observe(this.log);
+  }
+
+  // --- export, delete ---
+
+  buildKeeping() {
+    this.keeping = h("span", { class: "sub", role: "status" });
+    const button = (text, act) => h("button", { type: "button", class: "quiet", onclick: act }, text);
+    return h("details", { class: "keeping" }, h("summary", {}, "Export, delete"),
+      h("div", { class: "row" }, button("Export as Markdown", () => this.keep("markdown", "md")), button("Export as JSON", () => this.keep("json", "json")),
+        button("Delete…", () => this.confirmDelete())), this.keeping);
+  }
+
+  async keep(format, suffix) {
+    setText(this.keeping, "Exporting…");
+    try {
+      const url = URL.createObjectURL(await this.app.client.exportConversation(this.id, format));
+      h("a", { href: url, download: `${this.id}.${suffix}` }).click();
+      setTimeout(() => URL.revokeObjectURL(url), 60_000);
+      setText(this.keeping, "Exported.");
+    } catch (error) {
+      setText(this.keeping, explain(error).filter(Boolean).join(" "));
+    }
+  }
+
+  confirmDelete() {
+    const busy = this.model.active !== null;
+    confirm({
+      title: "Delete this conversation?",
+      text: `It is deleted for good, wherever it is stored; nothing brings it back. Export it first to keep a copy. The files of its workspace stay.${busy ? " The agent is at work: it is stopped first." : ""}`,
+      yes: "Delete it", no: "Keep it", act: () => this.delete(busy),
+    });
+  }
+
+  async delete(force) {
+    setText(this.keeping, "Deleting…");
+    try {
+      await this.app.client.deleteConversation(this.id, { force: force || undefined });
+      this.app.changed();
+      location.hash = "#/";
+    } catch (error) {
+      setText(this.keeping, explain(error).filter(Boolean).join(" "));
+    }
   }
 
   // --- the stream ---

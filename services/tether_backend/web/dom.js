@@ -143,6 +143,7 @@ const REMEDIES = {
   RUNTIME_UNAVAILABLE: "The service cannot be reached for now. Nothing is lost; try again in a moment.",
   SESSION_STREAM_NOT_ACTIVE: "Nothing is running here. Send the message in mode auto.",
   SESSION_BUSY: "The agent is at work and cannot take this. Wait for its end, interrupt it, or send with mode takeover.",
+  CONVERSATION_DELETED: "Nothing of it is kept. Begin another conversation.",
   REQUEST_CONFLICT: "This request was sent before with another text. Send it as a new message.",
   REQUEST_SUPERSEDED: "A newer message took over. Send it again if it is still wanted.",
   LEASE_NOT_READY: "Another part of the service holds the control. Try again in a moment.",

@@ -134,6 +134,27 @@ export class TetherClient {
     return this.#ask("GET", `/v1/conversations/${encodeURIComponent(conversation)}`, { query: { before, limit } });
   }
 
+  /** The whole conversation as one document: `json` or `markdown`. @returns {Promise<Blob>} whole, or rejected */
+  async exportConversation(conversation, format = "json") {
+    const response = await this.fetch(this.url(`/v1/conversations/${encodeURIComponent(conversation)}/export`, { format }));
+    if (!response.ok) throw await errorOf(response);
+    try {
+      return await response.blob();
+    } catch (error) {
+      throw unreachable(`the export broke off (${error.message})`);
+    }
+  }
+
+  /** Delete a conversation for good. Answered at once; `deletion` tells how it stands. `force`: stop what runs first. */
+  deleteConversation(conversation, { force, deletionId } = {}) {
+    const query = given({ deletion_id: deletionId ?? newId("del"), force });
+    return this.#ask("DELETE", `/v1/conversations/${encodeURIComponent(conversation)}`, { query });
+  }
+
+  deletion(conversation) {
+    return this.#ask("GET", `/v1/conversations/${encodeURIComponent(conversation)}/deletion`);
+  }
+
   /** An execution's items in order; `after`: that of the page before. */
   items(execution, { after, limit } = {}) {
     return this.#ask("GET", `/v1/executions/${encodeURIComponent(execution)}/items`, { query: { after, limit } });

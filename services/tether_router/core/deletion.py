@@ -38,6 +38,7 @@ from typing import Final, assert_never
 from tether.deletion import FREE_AFTER_S, SESSIONS_MAX, DeletionRecord, Step
 from tether.errors import Code, Problem, problem
 
+CLOCKS_APART_S: Final = 60.0
 PENDING_VOLUME: Final = "workspace volume"
 NO_AGENT: Final = "no agent service answers"
 PENDING_CHARS_MAX: Final = 200
@@ -142,6 +143,12 @@ def decide(record: DeletionRecord, result: Result, at: int) -> DeletionRecord:
 def free(record: DeletionRecord, at: int) -> DeletionRecord:
     """The id may be used again. Pure."""
     return record.model_copy(update={"state": "freed", "sessions": (), "updated_at": at})
+
+
+def nobodys_until(record: DeletionRecord) -> int:
+    """Until when messages of the conversation are nobody's, once its id is free: a little earlier than that, as the
+    clock that stores what comes next may be behind ours. What came in between is erased, and was in no row. Pure."""
+    return record.free_at - int(CLOCKS_APART_S * 1000)
 
 
 def is_due(record: DeletionRecord, at: int) -> bool:
