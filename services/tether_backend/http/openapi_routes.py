@@ -344,6 +344,7 @@ CONVERSATION_ROUTES: Final[Mapping[str, Route]] = {
             no.NO_INTERACTION,
             no.NO_EXECUTION,
             no.NOT_ASKED,
+            no.DELETED,
             no.STALE,
             no.SETTLED,
             no.LEASE_HELD,
