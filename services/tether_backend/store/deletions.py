@@ -58,14 +58,14 @@ class Tombstone:
         return stored_at_ns // 1_000_000 < self.until
 
 
-@dataclass(frozen=True, slots=True)
-class Sifted:
-    """A batch without what is barred. `fresh`: tombstones to be written with it, their rows deleted already. `known`:
-    all that concern the batch, by conversation."""
-
-    messages: tuple[LogMessage, ...]
-    fresh: tuple[Tombstone, ...]
-    known: Mapping[str, Tombstone]
+def kept(messages: Iterable[LogMessage], stones: Mapping[str, Tombstone]) -> list[LogMessage]:
+    """Those that are no deletion, and that no tombstone bars."""
+    return [
+        one
+        for one in messages
+        if not is_deletion(one)
+        and not ((stone := stones.get(one.address.conversation)) and stone.bars(one.stored_at_ns))
+    ]
 
 
 def is_deletion(message: LogMessage) -> bool:
@@ -81,24 +81,32 @@ class Deletions:
         self._database = database
         self._tenant = tenant
         self._unclean = False  # the write-ahead log may still hold what was deleted
+        self._any: bool | None = None  # whether there are tombstones; None: not known
 
-    async def sift(self, messages: Sequence[LogMessage]) -> Sifted:
-        """Delete the rows of what the batch says is deleted. Raises SQLAlchemyError, BusError."""
+    async def obey(self, messages: Sequence[LogMessage]) -> tuple[Tombstone, ...]:
+        """Delete the rows of what the batch says is deleted; the tombstones that are to be written with it. Raises
+        SQLAlchemyError, BusError."""
         fresh: dict[str, Tombstone] = {}
-        for message in sorted(messages, key=lambda one: one.sequence):
-            if is_deletion(message) and (stone := await self._verified(message)) is not None:
+        for message in sorted((one for one in messages if is_deletion(one)), key=lambda one: one.sequence):
+            if (stone := await self._verified(message)) is not None:
                 fresh[stone.conversation] = stone
         for stone in fresh.values():
             count = await self._delete_rows(stone.conversation)
             _log.info("conversation_deleted", tenant=self._tenant, conversation=stone.conversation, rows=count)
-        known = {**await self._stones({one.address.conversation for one in messages}), **fresh}
-        kept = [
-            one
-            for one in messages
-            if not is_deletion(one)
-            and not ((stone := known.get(one.address.conversation)) and stone.bars(one.stored_at_ns))
-        ]
-        return Sifted(tuple(kept), tuple(fresh.values()), known)
+        return tuple(fresh.values())
+
+    async def write(
+        self, connection: AsyncConnection, fresh: Sequence[Tombstone], messages: Sequence[LogMessage]
+    ) -> Mapping[str, Tombstone]:
+        """With the batch: its tombstones, and those gone that nothing can come before. Returns all that concern it, by
+        conversation."""
+        if fresh:
+            await self._write(connection, fresh)
+        return await self.stones(connection, {one.address.conversation for one in messages})
+
+    def forget(self) -> None:
+        """Another process may write tombstones from now on."""
+        self._any = None
 
     async def _verified(self, message: LogMessage) -> Tombstone | None:
         content = message.content
@@ -114,14 +122,13 @@ class Deletions:
         message.refusal = None  # its conversation may have no record any more
         return Tombstone(message.address.conversation, body.deletion, body.until)
 
-    async def _stones(self, conversations: Iterable[str]) -> dict[str, Tombstone]:
-        async with self._database.read() as connection:
-            return await self.stones(connection, conversations)
-
     async def stones(self, connection: AsyncConnection, conversations: Iterable[str]) -> dict[str, Tombstone]:
         table = schema.deletions.c
+        if self._any is None:  # asked once: most tenants have none
+            first = sa.select(table.conversation).where(table.tenant == self._tenant).limit(1)
+            self._any = await connection.scalar(first) is not None
         names = sorted(set(conversations))
-        if not names:
+        if not names or not self._any:
             return {}
         rows = await connection.execute(
             sa.select(table.conversation, table.deletion, table.until).where(
@@ -135,10 +142,8 @@ class Deletions:
         stone = (await self.stones(connection, [conversation])).get(conversation)
         return stone is not None and stone.bars(time.time_ns())
 
-    async def write(self, connection: AsyncConnection, fresh: Sequence[Tombstone]) -> None:
-        """With the batch: the tombstones, and those gone that nothing can come before."""
-        if not fresh:
-            return
+    async def _write(self, connection: AsyncConnection, fresh: Sequence[Tombstone]) -> None:
+        self._any = True
         now_ms = time.time_ns() // 1_000_000
         rows = [
             {

@@ -38,7 +38,7 @@ from tether_backend.core.stream import LogMessage, decode
 from tether_backend.metrics import Metrics
 from tether_backend.screen import Screen, refuse
 from tether_backend.store import recovery, schema
-from tether_backend.store.deletions import Deletions, Tombstone, is_deletion
+from tether_backend.store.deletions import Deletions, Tombstone, is_deletion, kept
 from tether_backend.store.engine import Database
 
 _log = structlog.get_logger("tether.projection")
@@ -143,6 +143,7 @@ class ProjectionWriter:
         self._builders.clear()
         self._sequences.clear()
         self.screen.bindings.forget()
+        self._deletions.forget()
 
     async def commit(self, number: int, messages: Sequence[LogMessage]) -> None:
         """Apply a batch as batch `number`. All or nothing. What the `screen` refused is left out; what is found out by
@@ -153,13 +154,13 @@ class ProjectionWriter:
 
     async def _commit(self, number: int, delivered: Sequence[LogMessage]) -> None:
         try:
-            sifted = await self._deletions.sift(delivered)
-            self._stones, messages = sifted.known, sifted.messages
-            if sifted.fresh:
+            fresh = await self._deletions.obey(delivered)
+            if fresh:
                 self.forget()
             async with self._database.write() as connection:
                 await self._bump(connection, number)
-                await self._deletions.write(connection, sifted.fresh)
+                self._stones = await self._deletions.write(connection, fresh, delivered)
+                messages = kept(delivered, self._stones)
                 await self._conversations(connection, [one for one in messages if one.address.conversation_level])
                 busy = await self._executions(
                     connection, [one for one in messages if not one.address.conversation_level]
@@ -391,12 +392,7 @@ class ProjectionWriter:
                 break
             after = batch[-1].sequence
         await self.screen.notes(messages.values())  # those that were read here, too
-        stone = self._stones.get(address.conversation)
-        ordered = [
-            one
-            for one in (messages[sequence] for sequence in sorted(messages))
-            if not is_deletion(one) and not (stone is not None and stone.bars(one.stored_at_ns))
-        ]
+        ordered = kept((messages[sequence] for sequence in sorted(messages)), self._stones)
         believed = (one.content for one in ordered if one.refusal is None)
         readable = [event for event in believed if isinstance(event, ConversationEvent)]
         self._metrics.unreadable.inc(len(ordered) - len(readable))
